@@ -1,0 +1,66 @@
+"""Argument checks: a value comes back unchanged, or a clear error is raised.
+
+Every message has one form: ``<name> must <rule>, got <name>=<value>``.
+"""
+
+import difflib
+import math
+from collections.abc import Collection, Iterable
+from typing import TypeVar
+
+import numpy as np
+
+Number = TypeVar("Number", int, float)
+
+
+def nearest_name(word: str, known: Iterable[str]) -> str:
+    """Return a hint naming the known word closest to ``word``, or an empty string."""
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def check_one_of(name: str, value: str, allowed: Collection[str]) -> str:
+    """Return ``value`` if it is one of ``allowed``."""
+    if value not in allowed:
+        listed = ", ".join(repr(option) for option in allowed)
+        hint = nearest_name(value, allowed)
+        raise ValueError(f"{name} must be one of {listed}, got {name}={value!r}{hint}")
+    return value
+
+
+def check_range(
+    name: str,
+    value: Number,
+    *,
+    low: float = -math.inf,
+    high: float = math.inf,
+    low_open: bool = False,
+    high_open: bool = False,
+) -> Number:
+    """Return ``value`` if it is a finite number between ``low`` and ``high``."""
+    inside_low = value > low if low_open else value >= low
+    inside_high = value < high if high_open else value <= high
+    if math.isfinite(value) and inside_low and inside_high:
+        return value
+    at_least = f"{'above' if low_open else 'at least'} {low:g}"
+    at_most = f"{'below' if high_open else 'at most'} {high:g}"
+    rules = [at_least] * (low > -math.inf) + [at_most] * (high < math.inf) or ["finite"]
+    raise ValueError(f"{name} must be {' and '.join(rules)}, got {name}={value!r}")
+
+
+def check_count(name: str, value: int, *, low: int = 1) -> int:
+    """Return ``value`` if it is an integer of at least ``low``."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
+        raise ValueError(f"{name} must be an integer of at least {low}, got {name}={value!r}")
+    return int(value)
+
+
+def check_finite(name: str, array: np.ndarray) -> np.ndarray:
+    """Return ``array`` if it holds neither NaN nor infinity."""
+    if not np.isfinite(array).all():
+        bad = np.argwhere(~np.isfinite(array))
+        where = tuple(int(i) for i in bad[0])
+        raise ValueError(
+            f"{name} must be finite, got {len(bad)} NaN or infinite values, first at {where}"
+        )
+    return array

@@ -1,0 +1,240 @@
+"""Run configuration: a flat mapping becomes frozen, checked dataclasses.
+
+Parameter files and notebooks speak flat names (``dataset``, ``epochs``, ``label_bias``), each used
+once; the code reads them by section (``config.training.epochs``). Anything unknown, mistyped or
+impossible is refused before a run starts, naming the key, the rule and the closest valid name.
+"""
+
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from attnknn.checks import check_one_of, nearest_name
+from attnknn.typed import ConfigError, checked_value, option
+
+# What the attention may look at, for each neighbour of a query; see attnknn.attention.
+SITUATION_FEATURES = (
+    "gap",  # similarity minus that of the nearest neighbour
+    "nearest",  # similarity of the nearest neighbour
+    "rank",  # place among the K neighbours, 0 to 1
+    "trust",  # share of the neighbour's own neighbours that carry its label
+    "label_share",  # share of the neighbour's label among the K labels
+    "histogram_share",  # share of the neighbour's label among the K neighbour histograms
+    "prototype",  # prototype posterior of the neighbour's label
+    "noise",  # mean trust of the whole bank: how wrong the labels are
+)
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which rows are used, and how they are split."""
+
+    dataset: str = option("digits")
+    label_column: str = option("label")
+    val_rows: int | None = option(None, low=2)
+    max_train_rows: int | None = option(None, low=2)
+    max_test_rows: int | None = option(None, low=2)
+    image_size: int | None = option(None, low=4)
+    split_seed: int = option(42, low=0)
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """What turns an input into a unit-length row."""
+
+    backbone: str = option("fast")
+    widths: tuple[int, ...] = option((64, 256, 256), low=1)
+    pretrained: bool | Literal["auto"] = option("auto")
+    projection: Literal["none", "deep", "batchnorm", "layernorm"] = option("none")
+    embed_dim: int = option(256, low=2)
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """How the K neighbours of a query are weighed; each part has its own switch."""
+
+    heads: int = option(4, low=1)
+    similarity: bool = option(True)
+    situation: tuple[str, ...] = option(SITUATION_FEATURES)
+    denoise: bool = option(True)
+    prototype_gate: bool = option(True)
+    floor: bool = option(True)
+    query_temperature: bool = option(True)
+    qk: Literal["none", "full", "lowrank"] = option("none")
+    qk_rank: int = option(8, low=1)
+    temperature_start: float = option(1.0, low=0, open_low=True)
+    temperature_low: float = option(0.05, low=0, open_low=True)
+    temperature_high: float = option(5.0, low=0, open_low=True)
+    distance_bias: Literal["none", "deep", "shallow"] = option("none")
+    label_bias: Literal["none", "neighbour", "neighbourhood"] = option("none")
+    prototype_score: bool = option(False)
+    self_attention: bool = option(False)
+    value_path: bool = option(False)
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """Stage 1: how the embedder (and, jointly, the attention) is trained."""
+
+    objective: Literal["cross_entropy", "joint"] = option("cross_entropy")
+    head: Literal["linear", "mlp"] = option("linear")
+    optimiser: Literal["sgd", "adamw"] = option("sgd")
+    epochs: int = option(8, low=0)
+    batch_size: int = option(500, low=2)
+    lr: float = option(11.5, low=0, open_low=True)
+    weight_decay: float = option(0.0153, low=0)
+    backbone_lr_scale: float = option(0.1, low=0)
+    attention_lr_scale: float = option(2.0, low=0)
+    schedule: Literal["triangle", "cosine", "warm_restarts"] = option("triangle")
+    restart_epochs: int = option(5, low=1)
+    restart_factor: int = option(2, low=1)
+    warmup_epochs: int = option(0, low=0)
+    clip_norm: float | None = option(None, low=0, open_low=True)
+    label_smoothing: float = option(0.2, low=0, high=0.99)
+    augment: bool = option(True)
+    mixup_alpha: float = option(0.0, low=0)
+    mixup_share: float = option(0.5, low=0, high=1)
+    k_train: int = option(16, low=1)
+    knn_weight: float = option(1.0, low=0)
+    contrastive_weight: float = option(0.5, low=0)
+    contrastive_form: Literal["temperature", "margin"] = option("temperature")
+    contrastive_temperature: float = option(0.07, low=0, open_low=True)
+    contrastive_margin: float = option(0.5, low=0)
+    entropy_weight: float = option(0.01, low=0)
+    hard_negatives: Literal["none", "keep", "weight"] = option("none")
+    hard_share: float = option(0.3, low=0, high=1, open_low=True)
+    hard_weight: float = option(2.0, low=1)
+    refresh_epochs: int = option(1, low=1)
+    exclude_self: bool = option(True)
+    neighbour_search: Literal["faiss", "matmul"] = option("faiss")
+    lookahead: bool = option(True)
+    compile: bool = option(False)
+    device: str = option("auto")
+
+
+@dataclass(frozen=True)
+class FittingConfig:
+    """Stage 2: how the attention is fitted on held-out queries."""
+
+    fit_attention_on: Literal["held_out", "train"] = option("held_out")
+    fit_k: int = option(50, low=1)
+    fit_epochs: int = option(40, low=1)
+    fit_batch_size: int = option(200, low=1)
+    fit_lr: float = option(4e-3, low=0, open_low=True)
+    fit_weight_decay: float = option(1e-2, low=0)
+    fit_stop_share: float = option(0.2, low=0.01, high=0.9)
+    fit_noise_max: float = option(0.0, low=0, high=0.9)
+    fit_noisy_labels: bool = option(False)
+    trust_neighbours: int = option(20, low=1)
+    index: str = option("auto")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything one training run needs."""
+
+    data: DataConfig = DataConfig()
+    embedder: EmbedderConfig = EmbedderConfig()
+    attention: AttentionConfig = AttentionConfig()
+    training: TrainingConfig = TrainingConfig()
+    fitting: FittingConfig = FittingConfig()
+    seed: int = option(0, low=0)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> "RunConfig":
+        """Build a configuration from flat ``name: value`` pairs; absent names keep defaults."""
+        known = field_names()
+        for name in values:
+            if name not in known:
+                hint = nearest_name(name, known)
+                raise ConfigError(
+                    f"{name} must be a known setting, got {name}={values[name]!r}{hint}"
+                )
+        sections = {}
+        for section in fields(cls):
+            if section.name == "seed":
+                continue
+            names = typing.get_type_hints(section.type)
+            checked = {
+                entry.name: checked_value(entry, names[entry.name], values[entry.name])
+                for entry in fields(section.type)
+                if entry.name in values
+            }
+            sections[section.name] = section.type(**checked)
+        seed = checked_value(cls.__dataclass_fields__["seed"], int, values.get("seed", 0))
+        config = cls(**sections, seed=seed)
+        _check_together(config)
+        return config
+
+    def flat(self) -> dict[str, Any]:
+        """Return every setting as plain values, ready for YAML or JSON."""
+        pairs = {"seed": self.seed}
+        for section in (self.data, self.embedder, self.attention, self.training, self.fitting):
+            for entry in fields(section):
+                value = getattr(section, entry.name)
+                pairs[entry.name] = list(value) if isinstance(value, tuple) else value
+        return pairs
+
+
+def field_names() -> tuple[str, ...]:
+    """Return the flat names of all settings."""
+    return tuple(_each_field_name())
+
+
+def _each_field_name() -> Iterator[str]:
+    for section in fields(RunConfig):
+        if section.name == "seed":
+            yield "seed"
+        else:
+            yield from (entry.name for entry in fields(section.type))
+
+
+def read_params(path: Path) -> dict[str, Any]:
+    """Return the flat parameters of a YAML file."""
+    path = Path(path)
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} must be valid YAML: {error}") from None
+    if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
+        raise ConfigError(f"{path} must hold 'name: value' lines, got {type(values).__name__}")
+    return values
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Return the name and value of a ``name=value`` string; the value is read as YAML."""
+    name, separator, value = text.partition("=")
+    if not separator or not name.strip():
+        raise ConfigError(f"a setting must look like name=value, got {text!r}")
+    return name.strip(), yaml.safe_load(value)
+
+
+def _check_together(config: RunConfig) -> None:
+    """Refuse settings that are each fine alone but impossible together."""
+    attention, training = config.attention, config.training
+    for name in attention.situation:
+        try:
+            check_one_of("situation", name, SITUATION_FEATURES)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    if attention.temperature_low >= attention.temperature_high:
+        raise ConfigError(
+            "temperature_low must be below temperature_high, got "
+            f"temperature_low={attention.temperature_low}, "
+            f"temperature_high={attention.temperature_high}"
+        )
+    uses_heads = attention.qk == "full" or attention.self_attention or attention.value_path
+    if uses_heads and config.embedder.embed_dim % attention.heads:
+        raise ConfigError(
+            "embed_dim must be a multiple of heads, got "
+            f"embed_dim={config.embedder.embed_dim}, heads={attention.heads}"
+        )
+    if training.warmup_epochs > training.epochs:
+        raise ConfigError(
+            "warmup_epochs must not exceed epochs, got "
+            f"warmup_epochs={training.warmup_epochs}, epochs={training.epochs}"
+        )
