@@ -1,0 +1,557 @@
+"""Notebooks become PDFs: what is on the page, what is not, and what can never break it."""
+
+import base64
+import re
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pandas as pd
+import pytest
+import typst
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from PIL import Image
+from pypdf import PdfReader
+
+from attnknn.pdf import AttnKNNPDFExporter, PDFError, bind_report, notebook_to_pdf
+from attnknn.pdf.document import provenance_lines
+from attnknn.pdf.tables import find_tables, table_call
+from attnknn.pdf.text import breakable, clean, is_bare_repr, printed, typst_string
+from attnknn.pdf.typeset import workshop
+
+SVG = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="300pt" height="100pt" viewBox="0 0 300 100">'
+    '<path d="M 10 10 L 290 90" stroke="black"/></svg>'
+)
+NASTY = [
+    "a_b*c#d$e@f<g>h\\i`j`",
+    '"]) #panic("x")',
+    '#read("/etc/passwd")',
+    "= head",
+    "- item",
+    "/ term: def",
+    "// comment",
+    "/* open",
+    "<script>alert(1)</script>",
+    "@cite <label>",
+    "$x $$ $\\frac{$",
+    "```{=typst}\n#panic()\n```",
+    "`#panic()`{=typst}",
+    "[x]{typst:text:fill='panic()'}",
+    "\\input{/etc/passwd} \\begin{align}",
+    "![a](/etc/passwd) ![b](../../x.png) [l](#nowhere)",
+    "\x1b[31mred\x1b[0m \x00 \ud800",
+    "```unclosed",
+    "W" * 400,
+]
+
+
+def picture_bytes(size=(8, 8)):
+    file = BytesIO()
+    Image.new("RGB", size, "red").save(file, "PNG")
+    return file.getvalue()
+
+
+def shown(mime, value, **metadata):
+    return new_output("display_data", {mime: value, "text/plain": "PLAIN TWIN"}, metadata=metadata)
+
+
+def code(source="x = 1", *outputs, tags=(), **metadata):
+    return new_code_cell(
+        source,
+        execution_count=1,
+        outputs=list(outputs),
+        metadata={"tags": list(tags), **metadata},
+    )
+
+
+def stream(text, name="stdout"):
+    return new_output("stream", name=name, text=text)
+
+
+def pdf_of(*cells, metadata=None):
+    notebook = new_notebook(cells=list(cells), metadata=metadata or {})
+    data, _ = AttnKNNPDFExporter().from_notebook_node(notebook)
+    return PdfReader(BytesIO(data))
+
+
+def text_of(reader):
+    text = "\n".join(page.extract_text() for page in reader.pages)
+    return text.replace("\u200b", "")
+
+
+def fonts_of(reader):
+    for page in reader.pages:
+        for font in page["/Resources"].get("/Font", {}).values():
+            yield font.get_object()["/DescendantFonts"][0].get_object()["/FontDescriptor"]
+
+
+@pytest.fixture
+def own_tempdir(tmp_path, monkeypatch):
+    """Keep the sources of failed compilations out of the system's temporary folder."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def margins(monkeypatch):
+    """Return a function that draws notebooks and tells the darkest pixel in the side margins."""
+    drawn = []
+    compile_pdf = typst.compile
+
+    def draw(*args, **options):
+        pages = compile_pdf(*args, **options, format="png", ppi=72)
+        drawn.extend(pages if isinstance(pages, list) else [pages])
+        return compile_pdf(*args, **options)
+
+    monkeypatch.setattr("attnknn.pdf.typeset.typst.compile", draw)
+
+    def darkest(*cells):
+        pdf_of(*cells)
+        pages = [np.asarray(Image.open(BytesIO(page)).convert("L")) for page in drawn]
+        assert all(page[:, 80:-80].min() < 128 for page in pages)
+        return min(min(page[:, :66].min(), page[:, -66:].min()) for page in pages)
+
+    return darkest
+
+
+def write(folder, name, *cells, metadata=None):
+    path = folder / f"{name}.ipynb"
+    nbformat.write(new_notebook(cells=list(cells), metadata=metadata or {}), path)
+    return path
+
+
+class TestText:
+    def test_a_terminal_shows_the_last_writing_of_a_line(self):
+        assert printed("10%\r50%\rdone\nnext") == "done\nnext"
+
+    @pytest.mark.parametrize(
+        "bar",
+        [
+            "  40%|████      | 2/5 [00:01<00:02,  1.2it/s]",
+            "100%|##########| 1797/1797 [00:00<00:00, 9999.1it/s]",
+            "17it [00:03,  5.10it/s]",
+            "Epoch 3:  40%|████      | 2.0k/5.0k [00:01<?, ?B/s]",
+        ],
+    )
+    def test_progress_bars_go(self, bar):
+        assert printed(f"before\n\r{bar}\nafter") == "before\nafter"
+
+    @pytest.mark.parametrize("line", ["accuracy 40% | NLL 0.3", "a | b | 2/5", "took 3 s [ok]"])
+    def test_lines_that_only_resemble_bars_stay(self, line):
+        assert printed(line) == line
+
+    def test_clean_removes_codes_and_control_characters(self):
+        link = "\x1b]8;;x\x07link\x1b]8;;\x07"
+        assert clean(f"\x1b[1;31mred\x1b[0m\x00 {link}") == "red link"
+        assert clean("\ud800") == "?"
+
+    def test_bare_representations_are_recognised(self):
+        assert is_bare_repr("<Axes: xlabel='k'>")
+        assert is_bare_repr("[<matplotlib.lines.Line2D at 0x7f00>]")
+        assert not is_bare_repr("<class 'int'> is a type")
+
+    def test_a_typst_string_cannot_be_left(self):
+        assert typst_string('a"b\\\n') == '"a\\"b\\\\\\n"'
+
+    def test_only_long_words_get_break_points(self):
+        assert breakable("short words stay") == "short words stay"
+        assert breakable("x" * 40).replace("\u200b", "") == "x" * 40
+        assert max(map(len, breakable("x" * 40).split("\u200b"))) <= 20
+
+
+class TestTables:
+    def test_spans_by_hand(self):
+        html = "<table><tr><th colspan=2>a</th></tr><tr><td>1</td><td>x</td></tr></table>"
+        call = table_call(find_tables(html)[0])
+        assert call == (
+            "data-table((right, left,), (false, false,), "
+            '(((text: "a", x: 0, colspan: 2, align: center),),), '
+            '(((text: "1", x: 0, align: right), (text: "x", x: 1, align: left),),)'
+        )
+
+    def test_spans_that_lead_nowhere_are_clipped(self):
+        html = "<table><tr><td colspan=99999 rowspan=99>a</td></tr><tr><td>b</td></tr></table>"
+        assert "colspan: 999" not in table_call(find_tables(html)[0])
+
+    @pytest.mark.parametrize("value", ["0.91 ± 0.02", "-3", "1e-4", "92.5%", "+.04 [.03, .05]"])
+    def test_numbers_go_right(self, value):
+        html = f"<table><tr><td>{value}</td><td>attention</td></tr><tr><td>nan</td></tr></table>"
+        assert table_call(find_tables(html)[0]).startswith("data-table((right, left,)")
+
+    def test_a_widget_is_not_a_table(self):
+        assert find_tables("<details><table><tr><td>1</td></tr></table></details>") == []
+
+
+class TestPages:
+    def test_title_date_and_provenance(self):
+        run = {"run": "quick", "seeds": [3], "commit": "abc1234", "versions": {"torch": "2.15"}}
+        metadata = {
+            "attnknn": {"provenance": run | {"seconds": 12.34, "date": "2025-11-16T03:00:00"}}
+        }
+        reader = pdf_of(new_markdown_cell("# The *title*\n\nBody."), metadata=metadata)
+        text = text_of(reader)
+        assert text.startswith("The title")
+        assert "16 November 2025" in text
+        assert "run quick · seed 3 · commit abc1234 · 12.3 s" in text
+        assert "torch 2.15" in text
+        assert reader.metadata.title == "The title"
+
+    def test_a_notebook_without_heading_or_record_still_says_what_it_is(self, tmp_path):
+        metadata = {"kernelspec": {"display_name": "Python 3", "name": "python3"}}
+        path = write(tmp_path, "02-noise", new_markdown_cell("Body."), metadata=metadata)
+        text = text_of(PdfReader(notebook_to_pdf(path)))
+        assert text.startswith("02-noise")
+        assert "Python 3" in text
+
+    def test_provenance_lines_by_hand(self):
+        lines = provenance_lines({"seconds": 250.4, "run": "full", "seeds": [0, 1], "commit": None})
+        assert lines == ["run full · seeds 0, 1 · 250 s"]
+
+    def test_greek_and_symbols_survive(self):
+        symbols = "αβγδελτΣΩ ✓ √ → ≤ ± × ∈"  # noqa: RUF001
+        text = text_of(pdf_of(new_markdown_cell(f"# T\n\n{symbols}"), code("y", stream(symbols))))
+        for symbol in symbols.replace(" ", ""):
+            assert text.count(symbol) == 2, symbol
+
+    def test_math_is_set_and_not_shown_as_source(self):
+        align = r"\begin{align} a &= \sqrt{b} \\ c &= \operatorname*{arg\,max}_k d \end{align}"
+        formula = new_output("display_data", {"text/latex": r"$\displaystyle \frac{p}{q}$"})
+        text = text_of(
+            pdf_of(new_markdown_cell(f"# T\n\n{align}\n\n$$\n{align}\n$$"), code("y", formula))
+        )
+        assert "\\" not in text and "begin" not in text
+        assert text.count("√") == 2
+        assert "\N{MATHEMATICAL ITALIC SMALL P}" in text
+
+    def test_a_formula_pandoc_does_not_know_is_shown_as_written(self):
+        assert "frobnicate" in text_of(pdf_of(new_markdown_cell(r"# T" "\n\n" r"$\frobnicate{x}$")))
+
+    def test_dataframe_is_a_table_and_not_its_text_twin(self):
+        frame = pd.DataFrame({"method": ["uniform", "attention"], "ECE": [0.038, 0.0088]})
+        output = shown("text/html", frame.to_html(notebook=True), caption="Errors, $n = 3$")
+        text = text_of(pdf_of(code("frame", output)))
+        assert re.search(r"Table 1\. Errors", text)
+        assert "attention" in text and "0.0088" in text
+        assert "PLAIN TWIN" not in text
+
+    def test_styler_keeps_bold_colour_and_caption(self):
+        frame = pd.DataFrame({"a": [1.0, 2.0]})
+        styler = frame.style.highlight_max(props="font-weight: bold; background-color: #ffeeaa")
+        html = styler.set_caption("Best in bold").to_html()
+        call = table_call(find_tables(html)[0])
+        assert call.count('weight: "bold"') == 1
+        assert call.count('fill: rgb("#ffeeaa")') == 1
+        assert "Table 1. Best in bold" in text_of(pdf_of(code("s", shown("text/html", html))))
+
+    @pytest.mark.parametrize("n_columns", [3, 16, 40])
+    def test_no_table_leaves_the_page(self, n_columns, margins):
+        frame = pd.DataFrame([[f"{0.123456:.6f}"] * n_columns] * 3)
+        frame.columns = [f"a_long_feature_name_{i}" for i in range(n_columns)]
+        assert margins(code("frame", shown("text/html", frame.to_html()))) == 255
+
+    def test_a_long_table_repeats_its_header(self):
+        frame = pd.DataFrame({"accuracy_header": range(150)})
+        reader = pdf_of(code("f", shown("text/html", frame.to_html())))
+        assert len(reader.pages) > 1
+        assert all("accuracy_header" in text_of_page(page) for page in reader.pages)
+
+    def test_a_wide_markdown_table_stays_on_the_page(self, margins):
+        row = "|" + "|".join(["0.123456"] * 24) + "|"
+        assert margins(new_markdown_cell(f"# T\n\n{row}\n{'|--' * 24}|\n{row}")) == 255
+
+    def test_figures_are_vector_numbered_and_captioned(self):
+        first = code("# caption: First, $\\tau$.\nplot()", shown("image/svg+xml", SVG))
+        second = code("plot()", shown("image/svg+xml", SVG), attnknn={"caption": "Second."})
+        third = code("plot()", shown("image/svg+xml", SVG, caption="Third."))
+        reader = pdf_of(first, code("plot()", shown("image/svg+xml", SVG)), second, third)
+        text = text_of(reader)
+        assert [n for n in "1234" if f"Figure {n}." in text] == ["1", "2", "3"]
+        assert "# caption" not in text
+        assert "PLAIN TWIN" not in text
+        assert sum(len(page.images) for page in reader.pages) == 0
+
+    def test_vector_is_preferred_to_raster(self):
+        png = base64.b64encode(picture_bytes()).decode()
+        both = new_output("display_data", {"image/png": png, "image/svg+xml": SVG})
+        only = new_output("display_data", {"image/png": png})
+        assert sum(len(page.images) for page in pdf_of(code("a", both)).pages) == 0
+        assert sum(len(page.images) for page in pdf_of(code("a", only)).pages) == 1
+
+    def test_a_pdf_figure_is_embedded(self):
+        figure, _ = AttnKNNPDFExporter().from_notebook_node(
+            new_notebook(cells=[new_markdown_cell("# Inner figure")])
+        )
+        output = new_output("display_data", {"application/pdf": base64.b64encode(figure).decode()})
+        assert len(pdf_of(code("a", output)).pages) >= 1
+
+    def test_a_cut_picture_is_reported_and_not_fatal(self):
+        cut = base64.b64encode(picture_bytes((64, 64))[:60]).decode()
+        text = text_of(pdf_of(code("a", new_output("display_data", {"image/png": cut}))))
+        assert "cannot be read" in text
+
+    def test_all_fonts_are_embedded(self):
+        reader = pdf_of(new_markdown_cell("# T\n\nBody $x^2$ ✓ `code`"), code("x", stream("out")))
+        fonts = list(fonts_of(reader))
+        assert len(fonts) >= 3
+        assert all({"/FontFile2", "/FontFile3"} & set(font.get_object()) for font in fonts)
+
+    def test_noise_is_left_out(self):
+        widget = new_output(
+            "display_data",
+            {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "WIDGET"},
+        )
+        bars = [
+            stream("\r 10%|█   | 1/9 [00:00<00:01", "stderr"),
+            stream(", 1.1it/s]\nreal warning\n", "stderr"),
+        ]
+        axes = new_output("execute_result", {"text/plain": "<Axes: >"}, execution_count=1)
+        text = text_of(pdf_of(code("run()", *bars, widget, axes)))
+        assert "real warning" in text
+        assert "it/s" not in text and "WIDGET" not in text and "<Axes" not in text
+
+    def test_errors_are_shown_in_red(self):
+        error = new_output(
+            "error", ename="ZeroDivisionError", evalue="by zero", traceback=["\x1b[31m1/0\x1b[0m"]
+        )
+        reader = pdf_of(code("1/0", error))
+        assert "ZeroDivisionError: by zero" in text_of(reader)
+        red = b"0.6392157 0.09803922 0.12156863"
+        assert red in reader.pages[0].get_contents().get_data()
+
+    @pytest.mark.parametrize(
+        ("tag", "source", "output"),
+        [
+            ("hide-input", False, True),
+            ("hide-output", True, False),
+            ("hide-cell", False, False),
+            ("remove-cell", False, False),
+            ("plain", True, True),
+        ],
+    )
+    def test_tags_hide(self, tag, source, output):
+        text = text_of(pdf_of(code("SOURCE = 1", stream("RESULT"), tags=[tag])))
+        assert ("SOURCE" in text, "RESULT" in text) == (source, output)
+
+    def test_injected_parameters_are_a_labelled_block(self):
+        cell = code("# Parameters\nk = 16\n", tags=["injected-parameters"])
+        text = text_of(pdf_of(cell))
+        assert "PARAMETERS" in text and "k = 16" in text and "# Parameters" not in text
+
+    def test_long_lines_and_words_stay_on_the_page(self, margins):
+        long = "word " * 80 + "x" * 400
+        error = new_output("error", ename="E", evalue=long, traceback=[long])
+        formula = "$$" + " + ".join(["\\alpha_{long}"] * 60) + "$$"
+        title = new_markdown_cell(f"# {long}\n\n{long} `{long}`\n\n{formula}\n\n```\n{long}\n```")
+        assert margins(title, code(long, stream(long), error)) == 255
+
+    def test_no_picture_leaves_the_page(self, margins):
+        tall, wide = (
+            SVG.replace("300", "{}").format(*[w] * 2).replace("100", "{}").format(*[h] * 2)
+            for w, h in [(200, 3000), (4000, 100)]
+        )
+        outputs = [shown("image/svg+xml", svg, caption="c") for svg in (tall, wide)]
+        assert margins(code("plot()", *outputs)) == 255
+        assert len(pdf_of(code("plot()", *outputs)).pages) <= 2
+
+    def test_unexecuted_notebooks_say_so(self):
+        with pytest.warns(UserWarning, match="has not been executed"):
+            reader = pdf_of(new_code_cell("x = 1"))
+        assert "has not been executed" in text_of(reader)
+
+    def test_the_same_notebook_gives_the_same_bytes(self, tmp_path):
+        path = write(
+            tmp_path, "a", new_markdown_cell("# T"), code("x", shown("image/svg+xml", SVG))
+        )
+        first = notebook_to_pdf(path, tmp_path / "1.pdf").read_bytes()
+        assert notebook_to_pdf(path, tmp_path / "2.pdf").read_bytes() == first
+
+
+def text_of_page(page):
+    return page.extract_text().replace("\u200b", "")
+
+
+class TestTrust:
+    @pytest.mark.parametrize("nasty", NASTY)
+    def test_odd_text_neither_breaks_nor_acts_anywhere(self, nasty):
+        clean_html = f"<table><caption>{nasty}</caption><tr><td>{nasty}</td></tr></table>"
+        table = "| " + nasty.replace("\n", " ") + " | x |\n|--|--|\n| " + nasty[:20] + " | y |"
+        outputs = [
+            stream(nasty),
+            new_output("display_data", {"text/markdown": nasty}),
+            new_output("display_data", {"text/latex": nasty}),
+            new_output("display_data", {"text/html": nasty}),
+            new_output("display_data", {"text/html": clean_html}),
+            new_output("display_data", {"image/svg+xml": SVG}, metadata={"caption": nasty}),
+            new_output("error", ename=nasty, evalue=nasty, traceback=[nasty]),
+        ]
+        cells = [new_markdown_cell(text) for text in (f"# {nasty}", nasty, f"## {nasty}", table)]
+        metadata = {"attnknn": {"provenance": {"run": nasty, nasty: [nasty]}}}
+        text = text_of(pdf_of(*cells, code(nasty, *outputs), metadata=metadata))
+        assert "root:" not in text
+
+    @pytest.mark.parametrize("nasty", ["= head", "- item", "+ item", "/ term: x", "1. one"])
+    def test_a_table_cell_is_never_markup(self, nasty):
+        marker = nasty.split()[0]
+        reader = pdf_of(new_markdown_cell(f"# T\n\n| a | b |\n|--|--|\n| {nasty} | x |"))
+        assert marker in text_of(reader)
+        assert reader.outline == []
+
+    def test_class_names_come_out_as_they_are(self):
+        name = 'cat_*#$@<dog>\\`"'
+        frame = pd.DataFrame({name: [1]})
+        text = text_of(pdf_of(code("f", shown("text/html", frame.to_html()))))
+        assert name in text.replace(" ", "")  # pypdf takes kerning for a space
+
+    def test_an_unclosed_fence_stays_in_its_cell(self):
+        reader = pdf_of(new_markdown_cell("# T\n\n```\nopen"), new_markdown_cell("**next** cell"))
+        assert "**" not in text_of(reader)
+
+    def test_pictures_beside_the_notebook_and_attached(self, tmp_path):
+        (tmp_path / "near.png").write_bytes(picture_bytes((5, 5)))
+        attached = {"in.png": {"image/png": base64.b64encode(picture_bytes((7, 7))).decode()}}
+        cell = new_markdown_cell(
+            "# T\n\n![a](near.png) ![b](attachment:in.png)", attachments=attached
+        )
+        reader = PdfReader(notebook_to_pdf(write(tmp_path, "a", cell)))
+        assert sorted(i.image.size for page in reader.pages for i in page.images) == [
+            (5, 5),
+            (7, 7),
+        ]
+
+    def test_pictures_from_elsewhere_become_their_alternative_text(self, tmp_path):
+        inside = tmp_path / "inside"
+        inside.mkdir()
+        (tmp_path / "secret.png").write_bytes(picture_bytes())
+        (inside / "link.png").symlink_to(tmp_path / "secret.png")
+        places = [
+            "https://example.org/x.png",
+            "../secret.png",
+            str(tmp_path / "secret.png"),
+            "link.png",
+        ]
+        body = "\n\n".join(f"![alternative {i}]({place})" for i, place in enumerate(places))
+        reader = PdfReader(notebook_to_pdf(write(inside, "a", new_markdown_cell(f"# T\n\n{body}"))))
+        assert sum(len(page.images) for page in reader.pages) == 0
+        assert all(f"alternative {i}" in text_of(reader) for i in range(4))
+
+    def test_links_to_missing_or_repeated_places_are_plain_words(self):
+        body = "# T\n\n## A\n\n## B\n\n[to a](#a) [gone](#gone) [code](javascript:x)"
+        reader = pdf_of(new_markdown_cell(body), new_markdown_cell("## B"))
+        annotations = [a for page in reader.pages for a in page.get("/Annots", [])]
+        assert len(annotations) == 1
+
+    def test_a_typst_error_names_the_kept_source(self, own_tempdir):
+        with (
+            pytest.raises(PDFError, match="unknown variable: nothing") as caught,
+            workshop() as place,
+        ):
+            place.compile("#nothing", timestamp=pd.Timestamp(0, tz="UTC").to_pydatetime())
+        path = Path(re.search(r"kept in (.+main\.typ)", str(caught.value)).group(1))
+        assert path.is_relative_to(own_tempdir)
+        assert path.read_text() == "#nothing"
+
+    def test_typst_sees_nothing_outside_of_its_folder(self, own_tempdir):
+        when = pd.Timestamp(0, tz="UTC").to_pydatetime()
+        with pytest.raises(PDFError, match=r"(?i)not found|outside|denied"), workshop() as place:
+            place.compile('#read("/etc/passwd")', timestamp=when)
+        with pytest.raises(PDFError), workshop() as place:
+            place.compile('#read("../../etc/passwd")', timestamp=when)
+
+    def test_nothing_is_left_behind(self, own_tempdir):
+        pdf_of(new_markdown_cell("# T"))
+        assert list(own_tempdir.iterdir()) == []
+
+    def test_bad_files_are_refused(self, tmp_path):
+        (tmp_path / "a.ipynb").write_text("not json")
+        with pytest.raises(ValueError, match="path must be a Jupyter notebook, got path="):
+            notebook_to_pdf(tmp_path / "a.ipynb")
+        (tmp_path / "b.ipynb").write_text("[1, 2]")
+        with pytest.raises(ValueError, match="path must be a Jupyter notebook"):
+            notebook_to_pdf(tmp_path / "b.ipynb")
+        with pytest.raises(FileNotFoundError):
+            notebook_to_pdf(tmp_path / "missing.ipynb")
+
+
+class TestReport:
+    def notebooks(self, folder):
+        for i, name in enumerate(["Alpha", "Beta"], start=1):
+            said = new_output(
+                "display_data", {"text/markdown": f"## Answer\n\nSentence of {name}."}
+            )
+            yield write(
+                folder,
+                f"0{i}",
+                new_markdown_cell(f"# {name} study\n\nIntroduction."),
+                new_markdown_cell("## Same heading\n\n[back](#same-heading)"),
+                code("# caption: A figure.\nplot()", shown("image/svg+xml", SVG)),
+                code("say()", said, tags=["verdict", "hide-cell"]),
+            )
+
+    def test_verdicts_and_contents_first_then_a_page_for_each(self, tmp_path):
+        path = bind_report(
+            list(self.notebooks(tmp_path)),
+            tmp_path / "new" / "report.pdf",
+            title="All = results_",
+            provenance={"run": "quick"},
+            verdicts=None,
+        )
+        reader = PdfReader(path)
+        pages = [text_of_page(page) for page in reader.pages]
+        assert len(pages) == 3
+        assert pages[0].startswith("All = results_")
+        assert "run quick" in pages[0]
+        assert "Sentence of Alpha." in pages[0] and "Sentence of Beta." in pages[0]
+        assert re.search(r"Alpha study[ .]*2\b", pages[0])
+        assert re.search(r"Beta study[ .]*3\b", pages[0])
+        assert "Figure 1." in pages[1] and "Figure 2." in pages[2]
+        chapters = [entry.title for entry in reader.outline if not isinstance(entry, list)]
+        assert chapters == ["Alpha study", "Beta study"]
+
+    def test_given_verdicts_replace_the_found_ones(self, tmp_path):
+        verdicts = [("Given_title", "Holds at $k = 3$.")]
+        path = bind_report(
+            list(self.notebooks(tmp_path)),
+            tmp_path / "r.pdf",
+            title="T",
+            provenance={},
+            verdicts=verdicts,
+        )
+        first = text_of_page(PdfReader(path).pages[0])
+        assert "Given_title" in first and "Holds at" in first and "Sentence of" not in first
+
+    def test_a_missing_verdict_is_said(self, tmp_path):
+        path = write(tmp_path, "a", new_markdown_cell("# Silent"))
+        report = bind_report([path], tmp_path / "r.pdf", title="T", provenance={}, verdicts=None)
+        assert "No verdict was computed" in text_of_page(PdfReader(report).pages[0])
+
+    def test_no_notebooks_are_refused(self, tmp_path):
+        with pytest.raises(ValueError, match="notebooks must name at least one"):
+            bind_report([], tmp_path / "r.pdf", title="T", provenance={}, verdicts=None)
+
+
+class TestCommandLine:
+    def test_nbconvert_finds_the_exporter_and_keeps_its_own(self):
+        from nbconvert.exporters import PDFExporter, get_exporter
+
+        assert get_exporter("attnknn-pdf") is AttnKNNPDFExporter
+        assert get_exporter("pdf") is PDFExporter
+
+    @pytest.mark.slow
+    def test_jupyter_nbconvert_writes_a_pdf(self, tmp_path):
+        path = write(tmp_path, "a", new_markdown_cell("# T"), code("SOURCE", stream("RESULT")))
+        command = [
+            sys.executable,
+            "-m",
+            "jupyter",
+            "nbconvert",
+            "--to",
+            "attnknn-pdf",
+            "--no-input",
+        ]
+        subprocess.run([*command, str(path)], check=True, capture_output=True)
+        text = text_of(PdfReader(tmp_path / "a.pdf"))
+        assert "RESULT" in text and "SOURCE" not in text
