@@ -6,9 +6,10 @@ Every message has one form: ``<name> must <rule>, got <name>=<value>``.
 import difflib
 import math
 from collections.abc import Collection, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from jaxtyping import Int
 
 Number = TypeVar("Number", int, float)
 
@@ -19,7 +20,7 @@ def nearest_name(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def check_one_of(name: str, value: str, allowed: Collection[str]) -> str:
+def check_one_of(name: str, value: Any, allowed: Collection[str]) -> str:
     """Return ``value`` if it is one of ``allowed``."""
     if value not in allowed:
         listed = ", ".join(repr(option) for option in allowed)
@@ -32,8 +33,8 @@ def check_range(
     name: str,
     value: Number,
     *,
-    low: float = -math.inf,
-    high: float = math.inf,
+    low: int | float = -math.inf,
+    high: int | float = math.inf,
     low_open: bool = False,
     high_open: bool = False,
 ) -> Number:
@@ -44,15 +45,32 @@ def check_range(
         return value
     at_least = f"{'above' if low_open else 'at least'} {low:g}"
     at_most = f"{'below' if high_open else 'at most'} {high:g}"
-    rules = [at_least] * (low > -math.inf) + [at_most] * (high < math.inf) or ["finite"]
+    limits = [at_least] * (low > -math.inf) + [at_most] * (high < math.inf)
+    rules = limits if math.isfinite(value) else ["finite", *limits]
     raise ValueError(f"{name} must be {' and '.join(rules)}, got {name}={value!r}")
 
 
-def check_count(name: str, value: int, *, low: int = 1) -> int:
+def check_count(name: str, value: Any, *, low: int = 1) -> int:
     """Return ``value`` if it is an integer of at least ``low``."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < low:
         raise ValueError(f"{name} must be an integer of at least {low}, got {name}={value!r}")
     return int(value)
+
+
+def check_labels(
+    name: str, labels: np.ndarray, *, n_rows: int, n_classes: int
+) -> Int[np.ndarray, " N"]:
+    """Return a 64-bit copy of ``labels`` if there is one per row, each in 0 .. n_classes - 1."""
+    if labels.shape != (n_rows,):
+        raise ValueError(f"{name} must have shape ({n_rows},), got shape {labels.shape}")
+    if not np.issubdtype(labels.dtype, np.integer):
+        # A cast would turn a class 1.7 into 1, and a missing one (NaN) into anything.
+        raise ValueError(f"{name} must be integers, got values of type {labels.dtype}")
+    if n_rows and (labels.min() < 0 or labels.max() >= n_classes):
+        raise ValueError(
+            f"{name} must lie in 0..{n_classes - 1}, got {labels.min()}..{labels.max()}"
+        )
+    return np.array(labels, dtype=np.int64)
 
 
 def check_finite(name: str, array: np.ndarray) -> np.ndarray:

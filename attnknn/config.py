@@ -39,6 +39,7 @@ class DataConfig:
     max_train_rows: int | None = option(None, low=2)
     max_test_rows: int | None = option(None, low=2)
     image_size: int | None = option(None, low=4)
+    numeric: Literal["standard", "quantile"] = option("standard")
     split_seed: int = option(42, low=0)
 
 
@@ -95,7 +96,10 @@ class TrainingConfig:
     warmup_epochs: int = option(0, low=0)
     clip_norm: float | None = option(None, low=0, open_low=True)
     label_smoothing: float = option(0.2, low=0, high=0.99)
-    augment: bool = option(True)
+    augment: Literal["auto"] | tuple[str, ...] = option("auto")
+    crop_pad: int = option(2, low=0)
+    crop_mode: Literal["zero", "reflect"] = option("reflect")
+    alternating_flip: bool = option(True)
     mixup_alpha: float = option(0.0, low=0)
     mixup_share: float = option(0.5, low=0, high=1)
     k_train: int = option(16, low=1)
@@ -210,7 +214,10 @@ def parse_setting(text: str) -> tuple[str, Any]:
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise ConfigError(f"a setting must look like name=value, got {text!r}")
-    return name.strip(), yaml.safe_load(value)
+    try:
+        return name.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ConfigError(f"{name.strip()} must be a YAML value, got {text!r}") from None
 
 
 def _check_together(config: RunConfig) -> None:
@@ -227,6 +234,14 @@ def _check_together(config: RunConfig) -> None:
             f"temperature_low={attention.temperature_low}, "
             f"temperature_high={attention.temperature_high}"
         )
+    if not attention.temperature_low <= attention.temperature_start <= attention.temperature_high:
+        # Outside of its bounds a temperature is clamped, gets no gradient and never moves.
+        raise ConfigError(
+            f"temperature_start must lie between temperature_low={attention.temperature_low} and "
+            f"temperature_high={attention.temperature_high}, "
+            f"got temperature_start={attention.temperature_start}"
+        )
+    _check_parts(attention)
     uses_heads = attention.qk == "full" or attention.self_attention or attention.value_path
     if uses_heads and config.embedder.embed_dim % attention.heads:
         raise ConfigError(
@@ -237,4 +252,21 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(
             "warmup_epochs must not exceed epochs, got "
             f"warmup_epochs={training.warmup_epochs}, epochs={training.epochs}"
+        )
+
+
+def _check_parts(attention: AttentionConfig) -> None:
+    """Refuse an attention that scores nothing, or a part that nothing reads."""
+    reads_keys = attention.qk != "none" or attention.prototype_score
+    scores = reads_keys or attention.similarity or attention.situation
+    biases = (attention.distance_bias, attention.label_bias)
+    if not scores and biases == ("none", "none"):
+        raise ConfigError(
+            "similarity must be on where situation, qk, distance_bias, label_bias and "
+            "prototype_score are all off, got similarity=False"
+        )
+    if attention.self_attention and not (reads_keys or attention.value_path):
+        raise ConfigError(
+            "self_attention must go with qk, prototype_score or value_path, which read what it "
+            "writes, got self_attention=True"
         )

@@ -15,7 +15,13 @@ class ConfigError(ValueError):
     """A parameter that cannot be used, with the reason."""
 
 
-def option(default: Any, *, low: float | None = None, high: float | None = None, open_low=False):
+def option(
+    default: Any,
+    *,
+    low: int | float | None = None,
+    high: int | float | None = None,
+    open_low: bool = False,
+):
     """Declare a setting with its default and, for numbers, its closed range."""
     return field(default=default, metadata={"low": low, "high": high, "open_low": open_low})
 
