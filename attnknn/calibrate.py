@@ -1,0 +1,274 @@
+"""Calibration on held-out rows: probabilities to better probabilities, sets or abstentions.
+
+Axes: N rows, C classes. Everything is fitted on rows that neither trained the model nor test it,
+and is exact and deterministic: no learning rate, no random start.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from scipy.optimize import brentq, minimize
+from scipy.special import expit, logit, softmax
+
+from attnknn.checks import check_one_of, check_range
+from attnknn.measure import check_probs
+
+TEMPERATURE_LIMITS = (0.01, 100.0)
+FLOOR_LIMITS = (1e-6, 0.9)
+CONFORMAL_SCORES = ("aps", "lac")
+
+
+class Calibration(NamedTuple):
+    """A floor, then a temperature; see ``apply_calibration``."""
+
+    floor: float
+    temperature: float
+
+
+def smooth(probs: Float[np.ndarray, "N C"], floor: float) -> Float[np.ndarray, "N C"]:
+    """Return (1 - floor) · probs + floor / C: every class keeps at least floor / C."""
+    check_range("floor", floor, low=0.0, high=1.0)
+    probs = check_probs(probs)
+    return (1 - floor) * probs + floor / probs.shape[1]
+
+
+def apply_temperature(
+    probs: Float[np.ndarray, "N C"], temperature: float
+) -> Float[np.ndarray, "N C"]:
+    """Return softmax(log probs / temperature): above 1 flatter, below 1 sharper.
+
+    The order of the classes is kept, so accuracy does not change; a zero stays a zero.
+    """
+    check_range("temperature", temperature, low=0.0, low_open=True)
+    probs = check_probs(probs)
+    with np.errstate(divide="ignore"):
+        return softmax(np.log(probs) / temperature, axis=1)
+
+
+def apply_calibration(
+    probs: Float[np.ndarray, "N C"], calibration: Calibration
+) -> Float[np.ndarray, "N C"]:
+    """Return ``probs`` smoothed by the floor, then tempered."""
+    return apply_temperature(smooth(probs, calibration.floor), calibration.temperature)
+
+
+def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> float:
+    """Return the temperature in [0.01, 100] with the smallest negative log-likelihood.
+
+    The likelihood is convex in 1 / temperature, so the root of its slope is the one optimum. Where
+    there is none (every row right, or no information at all), the nearest limit comes back.
+
+    Args:
+        logits: Logits, or log-probabilities of any method. Minus infinity (probability 0) is
+            allowed except at the label, where no temperature helps: ``smooth`` first.
+        labels: The true classes.
+    """
+    logits = _check_logits(logits, labels)
+    of_label = logits[np.arange(len(labels)), labels]  # (N,)
+    finite_logits = np.where(np.isfinite(logits), logits, 0.0)
+
+    def slope(log_sharpness: float) -> float:
+        weights = softmax(logits * np.exp(log_sharpness), axis=1)
+        return float(((weights * finite_logits).sum(axis=1) - of_label).mean())
+
+    flattest, sharpest = -np.log(TEMPERATURE_LIMITS[1]), -np.log(TEMPERATURE_LIMITS[0])
+    if slope(flattest) >= 0:
+        return TEMPERATURE_LIMITS[1]
+    if slope(sharpest) <= 0:
+        return TEMPERATURE_LIMITS[0]
+    return float(np.exp(-brentq(slope, flattest, sharpest, xtol=1e-10)))
+
+
+def _check_logits(logits: np.ndarray, labels: np.ndarray) -> Float[np.ndarray, "N C"]:
+    logits = np.asarray(logits, dtype=np.float64)
+    if np.isnan(logits).any() or (logits == np.inf).any():
+        raise ValueError("logits must not hold NaN or plus infinity")
+    if logits.ndim != 2 or (logits.max(axis=1) == -np.inf).any():
+        raise ValueError(
+            f"logits must be (N, C) with a finite entry in each row, got {logits.shape=}"
+        )
+    check_probs(softmax(logits, axis=1), labels)
+    impossible = int((logits[np.arange(len(labels)), labels] == -np.inf).sum())
+    if impossible:
+        raise ValueError(
+            "logits must be finite at the labels (smooth the probabilities first), "
+            f"got {impossible} labels of probability 0"
+        )
+    return logits
+
+
+def fit_floor_and_temperature(
+    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]
+) -> Calibration:
+    """Return the floor and temperature that together minimise the negative log-likelihood.
+
+    Works on any probabilities, also those with zeros. The floor is searched in logit and the
+    temperature in log, from three floors, because a vote full of zeros and one without any have
+    their optimum in different places.
+    """
+    probs = check_probs(probs, labels)
+    bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(TEMPERATURE_LIMITS))]
+    fits = [
+        minimize(
+            _floor_temperature_loss,
+            x0=(logit(start), 0.0),
+            args=(probs, labels),
+            jac=True,
+            bounds=bounds,
+            method="L-BFGS-B",
+            options={"ftol": 1e-13, "gtol": 1e-9},
+        )
+        for start in (1e-4, 1e-2, 0.2)
+    ]
+    best = min(fits, key=lambda fit: fit.fun)
+    return Calibration(floor=float(expit(best.x[0])), temperature=float(np.exp(best.x[1])))
+
+
+def _floor_temperature_loss(
+    point: np.ndarray, probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]
+) -> tuple[float, np.ndarray]:
+    """Return the mean negative log-likelihood and its slope in (logit floor, log temperature)."""
+    floor, sharpness = expit(point[0]), np.exp(-point[1])
+    rows = np.arange(len(labels))
+    smoothed = (1 - floor) * probs + floor / probs.shape[1]  # (N, C)
+    log_smoothed = np.log(smoothed)
+    scores = sharpness * log_smoothed
+    peak = scores.max(axis=1, keepdims=True)
+    weights = np.exp(scores - peak)
+    total = weights.sum(axis=1, keepdims=True)
+    weights /= total  # (N, C)
+    loss = (peak + np.log(total))[:, 0] - scores[rows, labels]  # (N,)
+
+    by_floor = (1 / probs.shape[1] - probs) / smoothed  # d log_smoothed / d floor
+    floor_slope = (weights * by_floor).sum(axis=1) - by_floor[rows, labels]
+    sharp_slope = (weights * log_smoothed).sum(axis=1) - log_smoothed[rows, labels]
+    slope = np.array(
+        [
+            sharpness * floor_slope.mean() * floor * (1 - floor),
+            -sharpness * sharp_slope.mean(),
+        ]
+    )
+    return float(loss.mean()), slope
+
+
+def fit_conformal(
+    probs: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    coverage: float,
+    *,
+    score: str = "aps",
+    rng: np.random.Generator | None = None,
+) -> float:
+    """Return the split-conformal threshold for sets that hold the label with ``coverage``.
+
+    The guarantee (exchangeable rows, averaged over them) is at least ``coverage`` in finite
+    samples: the threshold is the ceil((N + 1) · coverage)-th smallest score, and infinite, so that
+    every class enters, where N is too small for that rank.
+
+    Args:
+        probs: Probabilities of held-out rows.
+        labels: Their true classes.
+        coverage: Wanted share of sets that hold the label, in (0, 1).
+        score: ``"lac"`` (1 - probability of the class; smallest sets) or ``"aps"`` (mass of the
+            classes at least as probable; adapts to hard rows).
+        rng: Randomises APS by a uniform share of the class's own mass, which makes its coverage
+            tight. Without it APS is deterministic and covers more than asked.
+    """
+    check_range("coverage", coverage, low=0.0, high=1.0, low_open=True, high_open=True)
+    scores = _class_scores(check_probs(probs, labels), score, rng)
+    of_label = np.sort(scores[np.arange(len(labels)), labels])
+    # The small term keeps an exact product such as 10 · 0.9 from being rounded up to the next rank.
+    rank = int(np.ceil((len(labels) + 1) * coverage - 1e-9))
+    return float(of_label[rank - 1]) if rank <= len(labels) else float("inf")
+
+
+def predict_sets(
+    probs: Float[np.ndarray, "N C"],
+    threshold: float,
+    *,
+    score: str = "aps",
+    never_empty: bool = True,
+    rng: np.random.Generator | None = None,
+) -> Bool[np.ndarray, "N C"]:
+    """Return which classes are in the prediction set of each row.
+
+    Args:
+        probs: Probabilities of new rows.
+        threshold: From ``fit_conformal`` with the same ``score``.
+        score: ``"aps"`` or ``"lac"``.
+        never_empty: Put the most probable class in every set. This can only raise the coverage;
+            without it an empty set says "unlike anything held out".
+        rng: Randomises APS; pass one exactly when the threshold was fitted with one.
+    """
+    probs = check_probs(probs)
+    sets = _class_scores(probs, score, rng) <= threshold  # (N, C)
+    if never_empty:
+        sets[np.arange(len(probs)), probs.argmax(axis=1)] = True
+    return sets
+
+
+def _class_scores(
+    probs: Float[np.ndarray, "N C"], score: str, rng: np.random.Generator | None
+) -> Float[np.ndarray, "N C"]:
+    """Return the nonconformity of every class of every row; smaller fits better."""
+    check_one_of("score", score, CONFORMAL_SCORES)
+    if score == "lac":
+        return 1 - probs
+    order = np.argsort(-probs, axis=1, kind="stable")
+    sorted_probs = np.take_along_axis(probs, order, axis=1)
+    share = 1.0 if rng is None else rng.uniform(size=(len(probs), 1))
+    mass = np.cumsum(sorted_probs, axis=1) - (1 - share) * sorted_probs
+    scores = np.empty_like(mass)
+    np.put_along_axis(scores, order, mass, axis=1)
+    return scores
+
+
+def describe_sets(sets: Bool[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> dict[str, float]:
+    """Return the sets' coverage, mean size, and shares of single-class and empty sets."""
+    sizes = sets.sum(axis=1)
+    return {
+        "coverage": float(sets[np.arange(len(labels)), labels].mean()),
+        "mean_size": float(sizes.mean()),
+        "single_share": float((sizes == 1).mean()),
+        "empty_share": float((sizes == 0).mean()),
+    }
+
+
+def rejection_threshold(
+    probs: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    *,
+    coverage: float | None = None,
+    target_risk: float | None = None,
+) -> float:
+    """Return the confidence below which to abstain; rows at the threshold are answered.
+
+    Args:
+        probs: Probabilities of held-out rows.
+        labels: Their true classes.
+        coverage: Answer at least this share of rows, as few more as ties allow.
+        target_risk: Answer as many rows as possible with at most this share of errors on the
+            held-out rows (no finite-sample guarantee). Infinite, so that nothing is answered,
+            where even the most confident rows err more.
+    """
+    if (coverage is None) == (target_risk is None):
+        raise ValueError(
+            f"coverage or target_risk must be given, and not both, got {coverage=}, {target_risk=}"
+        )
+    probs = check_probs(probs, labels)
+    confidence = np.sort(probs.max(axis=1))[::-1]
+    if coverage is not None:
+        check_range("coverage", coverage, low=0.0, high=1.0, low_open=True)
+        return float(confidence[int(np.ceil(coverage * len(probs) - 1e-9)) - 1])
+    check_range("target_risk", target_risk, low=0.0, high=1.0)
+    values, group = np.unique(-probs.max(axis=1), return_inverse=True)  # most confident first
+    errors = np.bincount(group, weights=probs.argmax(axis=1) != labels)
+    risk = np.cumsum(errors) / np.cumsum(np.bincount(group))
+    allowed = np.flatnonzero(risk <= target_risk)
+    return float(-values[allowed[-1]]) if len(allowed) else float("inf")
+
+
+def answered(probs: Float[np.ndarray, "N C"], threshold: float) -> Bool[np.ndarray, "N"]:
+    """Return which rows are confident enough to answer at a ``rejection_threshold``."""
+    return check_probs(probs).max(axis=1) >= threshold

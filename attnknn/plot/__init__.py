@@ -1,0 +1,36 @@
+"""Figures: tidy tables to Axes and Figures, all in one style.
+
+Functions draw and compute nothing. Call ``use_style`` once; every method keeps one colour and
+marker in all figures (``METHOD_STYLES``).
+"""
+
+from attnknn.plot.calibration import confusion, reliability_diagram, risk_coverage_curves
+from attnknn.plot.neighbours import neighbour_bars, neighbour_strip
+from attnknn.plot.results import forest, method_dots, sweep_lines, sweep_panels, training_curves
+from attnknn.plot.style import (
+    COLUMN_WIDTH,
+    FULL_WIDTH,
+    METHOD_STYLES,
+    method_style,
+    metric_label,
+    use_style,
+)
+
+__all__ = [
+    "COLUMN_WIDTH",
+    "FULL_WIDTH",
+    "METHOD_STYLES",
+    "confusion",
+    "forest",
+    "method_dots",
+    "method_style",
+    "metric_label",
+    "neighbour_bars",
+    "neighbour_strip",
+    "reliability_diagram",
+    "risk_coverage_curves",
+    "sweep_lines",
+    "sweep_panels",
+    "training_curves",
+    "use_style",
+]

@@ -1,0 +1,136 @@
+"""Figures of one prediction: the neighbours that were asked, and how much each counted.
+
+Axes: K neighbours, C classes.
+"""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+from jaxtyping import Float, Int
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnknn.plot.style import ALARM, COLUMN_WIDTH, FAINT, FULL_WIDTH, INK, METHOD_STYLES
+
+_ACCENT = METHOD_STYLES["attention"].colour
+
+
+def neighbour_strip(
+    query_image: np.ndarray,
+    neighbour_images: np.ndarray,
+    weights: Float[np.ndarray, "K"],
+    neighbour_labels: Int[np.ndarray, "K"],
+    *,
+    trust: Float[np.ndarray, "K"] | None = None,
+    class_names: Sequence[str] | None = None,
+    query_note: str = "query",
+    predicted: int | None = None,
+    n_shown: int = 8,
+) -> Figure:
+    """Draw a query image and the neighbours that count most, with weight and trust as bars.
+
+    A neighbour whose label is not the prediction has its name in another colour.
+
+    Args:
+        query_image: (height, width) or (height, width, 3), in [0, 1] or bytes.
+        neighbour_images: K such images.
+        weights: Share of the vote of each neighbour.
+        neighbour_labels: Label of each neighbour.
+        trust: How much each neighbour's own surroundings agree with its label, in [0, 1].
+        class_names: Names of the classes.
+        query_note: Written above the query, for instance its prediction.
+        predicted: Class that was predicted.
+        n_shown: Neighbours drawn, heaviest first.
+    """
+    order = np.argsort(-weights, kind="stable")[:n_shown]
+    columns = len(order) + 1
+    figure, axes = plt.subplots(
+        2,
+        columns,
+        figsize=(FULL_WIDTH, FULL_WIDTH / columns + 0.6),
+        gridspec_kw={"height_ratios": [FULL_WIDTH / columns, 0.35]},
+        squeeze=False,
+        layout="constrained",
+    )
+    _image(axes[0, 0], query_image, query_note, INK)
+    axes[0, 0].spines[:].set(visible=True, color=_ACCENT, linewidth=1.5)
+    _bar_names(axes[1, 0], with_trust=trust is not None)
+    heaviest = float(weights[order[0]])
+    for column, place in enumerate(order, start=1):
+        label = int(neighbour_labels[place])
+        agrees = predicted is None or label == predicted
+        name = class_names[label] if class_names else str(label)
+        _image(axes[0, column], neighbour_images[place], name, INK if agrees else ALARM)
+        _bars(axes[1, column], weights[place], heaviest, None if trust is None else trust[place])
+    return figure
+
+
+def _image(ax: Axes, image: np.ndarray, title: str, colour: str) -> None:
+    ax.imshow(image, cmap="gray" if np.ndim(image) == 2 else None)
+    ax.set_title(title, fontsize=8, color=colour, pad=3, parse_math=False)
+    ax.set(xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+
+
+def _bar_names(ax: Axes, *, with_trust: bool) -> None:
+    for level, name in enumerate(["weight", "trust"][: 1 + with_trust]):
+        ax.text(1.0, level, name, ha="right", va="center", fontsize=8)
+    ax.set(xlim=(0, 1), ylim=(1.5, -0.5))
+    ax.axis("off")
+
+
+def _bars(ax: Axes, weight: float, heaviest: float, trust: float | None) -> None:
+    shown = [(weight / heaviest if heaviest > 0 else 0.0, f"{weight:.2f}", _ACCENT)]
+    if trust is not None:
+        shown.append((trust, f"{trust:.2f}", FAINT))
+    for level, (length, text, colour) in enumerate(shown):
+        ax.barh(level, 0.55 * length, height=0.6, color=colour)
+        ax.text(0.55 * length + 0.05, level, text, va="center", fontsize=7)
+    ax.set(xlim=(0, 1), ylim=(1.5, -0.5))
+    ax.axis("off")
+
+
+def neighbour_bars(
+    weights: Float[np.ndarray, "K"],
+    neighbour_labels: Int[np.ndarray, "K"],
+    *,
+    trust: Float[np.ndarray, "K"] | None = None,
+    row_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    predicted: int | None = None,
+    n_shown: int = 10,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the share of the vote of each neighbour, heaviest on top, for data without images.
+
+    Args:
+        weights: Share of the vote of each neighbour.
+        neighbour_labels: Label of each neighbour.
+        trust: How much each neighbour's surroundings agree with its label: fainter bars are
+            trusted less.
+        row_names: Name of each neighbour, for instance its row in the table.
+        class_names: Names of the classes.
+        predicted: Class that was predicted; other labels are drawn in another colour.
+        n_shown: Neighbours drawn.
+        ax: Where to draw; a new one-column figure by default.
+    """
+    order = np.argsort(-weights, kind="stable")[:n_shown]
+    if ax is None:
+        ax = plt.subplots(figsize=(COLUMN_WIDTH, 0.5 + 0.17 * len(order)))[1]
+    names = []
+    for level, place in enumerate(order):
+        label = int(neighbour_labels[place])
+        colour = _ACCENT if predicted is None or label == predicted else ALARM
+        alpha = 1.0 if trust is None else 0.25 + 0.75 * float(trust[place])
+        ax.barh(level, weights[place], height=0.7, color=colour, alpha=alpha)
+        note = f" {weights[place]:.2f}" + ("" if trust is None else f", trust {trust[place]:.2f}")
+        ax.text(weights[place], level, note, va="center", fontsize=7)
+        name = class_names[label] if class_names else str(label)
+        names.append(f"{row_names[place]}: {name}" if row_names is not None else name)
+    ax.set_yticks(range(len(order)), names, parse_math=False)
+    ax.set_ylim(len(order) - 0.4, -0.6)
+    ax.set_xlim(0, 1.45 * float(weights[order[0]]) or 1.0)
+    ax.set_xlabel("share of the vote")
+    ax.tick_params(axis="y", length=0)
+    return ax

@@ -1,0 +1,233 @@
+"""Figures of results: training curves, methods side by side, sweeps, paired differences.
+
+Everything is drawn from tables; nothing is averaged or tested here. ``compare.interval_table``
+makes the tables with ``mean``, ``low`` and ``high``; ``compare.compare_methods`` the differences.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+from attnknn.measure import HIGHER_IS_BETTER
+from attnknn.plot.labels import label_line_ends
+from attnknn.plot.style import (
+    FULL_WIDTH,
+    INK,
+    method_style,
+    metric_label,
+    metric_scale,
+    quiet_grid,
+)
+
+_SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#B0548C", "#7f7f7f", "#56B4E9", "#D55E00")
+
+
+def training_curves(
+    history: pd.DataFrame, *, panels: Mapping[str, Sequence[str]] | None = None
+) -> Figure:
+    """Draw what happened epoch by epoch, one panel a group of columns.
+
+    Args:
+        history: Column ``epoch``, columns of numbers, and ``seed`` where there are several runs
+            (each is drawn as its own line).
+        panels: Title of each panel to its columns. By default losses and accuracies (shares) get
+            a panel each; other columns are left out.
+    """
+    if panels is None:
+        numbers = history.select_dtypes("number").dropna(axis=1, how="all").columns
+        panels = {
+            "loss": [name for name in numbers if "loss" in name or name.endswith("nll")],
+            "accuracy (%)": [name for name in numbers if name.endswith("accuracy")],
+        }
+    panels = {title: list(columns) for title, columns in panels.items() if columns}
+    if not panels:
+        raise ValueError(f"history must hold losses or accuracies, got {list(history.columns)}")
+    figure, axes = plt.subplots(1, len(panels), figsize=(FULL_WIDTH, 2.2), squeeze=False)
+    for ax, (title, columns) in zip(axes[0], panels.items(), strict=True):
+        _draw_history(ax, history, columns, scale=100.0 if title.endswith("(%)") else 1.0)
+        ax.set(xlabel="epoch", ylabel=title)
+    return figure
+
+
+def _draw_history(ax: Axes, history: pd.DataFrame, columns: list[str], *, scale: float) -> None:
+    runs = [run for _, run in history.groupby("seed")] if "seed" in history else [history]
+    ends = []
+    for column, colour in zip(columns, _SERIES_COLOURS * len(columns), strict=False):
+        for run in runs:
+            known = run[["epoch", column]].dropna()
+            ax.plot(known["epoch"], scale * known[column], color=colour, alpha=0.85)
+        ends.append((known["epoch"].iloc[-1], scale * known[column].iloc[-1], column, colour))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    if history["epoch"].nunique() > 1:
+        ax.set_xlim(history["epoch"].min(), history["epoch"].max())
+    quiet_grid(ax)
+    label_line_ends(ax, [(x, y, name.replace("_", " "), c) for x, y, name, c in ends])
+
+
+def method_dots(table: pd.DataFrame, metrics: Sequence[str]) -> Figure:
+    """Draw each method's mean and interval, one panel a measure, methods from top to bottom.
+
+    Dots rather than bars: measures such as accuracy have no meaningful zero in range, and a
+    cut bar misleads.
+
+    Args:
+        table: Columns ``method``, ``metric``, ``mean``, ``low``, ``high`` (NaN: no interval).
+        metrics: Measures to show, left to right.
+    """
+    methods = list(dict.fromkeys(table["method"]))
+    height = 0.55 + 0.19 * len(methods)
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(FULL_WIDTH, height), sharey=True, squeeze=False
+    )
+    for ax, metric in zip(axes[0], metrics, strict=True):
+        rows = table[table["metric"] == metric].set_index("method")
+        for level, method in enumerate(methods):
+            if method in rows.index:
+                _dot(ax, rows.loc[method], level, method_style(method).points, metric_scale(metric))
+        ax.set_xlabel(metric_label(metric, arrow=True))
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+        ax.margins(x=0.12)
+        quiet_grid(ax, "both")
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+    _name_rows(axes[0, 0], methods)
+    return figure
+
+
+def _name_rows(ax: Axes, methods: list[str]) -> None:
+    labels = [method_style(name).label for name in methods]
+    # Names are text: a dollar sign does not start a formula.
+    ax.set_yticks(range(len(methods)), labels, parse_math=False)
+    ax.set_ylim(len(methods) - 0.4, -0.6)
+
+
+def _dot(ax: Axes, row: pd.Series, level: int, points: dict, scale: float) -> None:
+    mean, low, high = scale * row["mean"], scale * row["low"], scale * row["high"]
+    if np.isfinite([low, high]).all():
+        ax.plot([low, high], [level, level], color=points["color"], linewidth=1.1)
+    if np.isfinite(mean):
+        ax.plot([mean], [level], linestyle="none", **points)
+
+
+def sweep_lines(
+    table: pd.DataFrame,
+    *,
+    x: str,
+    metric: str,
+    ax: Axes | None = None,
+    x_label: str | None = None,
+    log_x: bool = False,
+    band: bool = True,
+    direct_labels: bool = True,
+) -> Axes:
+    """Draw one measure against a swept setting, one line a method.
+
+    Args:
+        table: Columns ``method``, ``metric``, ``x``, ``mean``, ``low``, ``high``.
+        x: Column that is swept, for instance ``k`` or ``noise``.
+        metric: Measure to draw.
+        ax: Where to draw; a new one-column figure by default.
+        x_label: Label of the horizontal axis; the name of the column by default.
+        log_x: Logarithmic horizontal axis, ticks at the values themselves.
+        band: Shade the intervals.
+        direct_labels: Write the methods' names at the ends of their lines.
+    """
+    ax = ax if ax is not None else plt.subplots()[1]
+    rows, scale, ends = table[table["metric"] == metric], metric_scale(metric), []
+    for method, line in rows.groupby("method", sort=False):
+        style, line = method_style(method), line.sort_values(x)
+        at, mean = line[x].to_numpy(), scale * line["mean"].to_numpy()
+        ax.plot(at, mean, label=style.label, **style.line)
+        if band and line[["low", "high"]].notna().all(axis=None):
+            limits = scale * line["low"].to_numpy(), scale * line["high"].to_numpy()
+            ax.fill_between(at, *limits, color=style.colour, alpha=0.15, linewidth=0)
+        ends.append((at[-1], mean[-1], style.label, style.text_colour))
+    _set_sweep_axis(ax, np.unique(rows[x]), log_x)
+    ax.set(xlabel=x_label or x.replace("_", " "), ylabel=metric_label(metric))
+    quiet_grid(ax)
+    if direct_labels:
+        label_line_ends(ax, ends)
+    return ax
+
+
+def _set_sweep_axis(ax: Axes, values: np.ndarray, log_x: bool) -> None:
+    if log_x:
+        ax.set_xscale("log")
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.xaxis.set_minor_locator(NullLocator())
+    if log_x or len(values) <= 6:
+        ax.xaxis.set_major_locator(FixedLocator(values.tolist()))
+
+
+def sweep_panels(
+    table: pd.DataFrame,
+    *,
+    x: str,
+    metrics: Sequence[str],
+    x_label: str | None = None,
+    log_x: bool = False,
+    band: bool = True,
+) -> Figure:
+    """Draw several measures of one sweep side by side, with one set of names at the right.
+
+    Args:
+        table: As for ``sweep_lines``.
+        x: Column that is swept.
+        metrics: Measures, left to right.
+        x_label: Label of the horizontal axes.
+        log_x: Logarithmic horizontal axes.
+        band: Shade the intervals.
+    """
+    figure, axes = plt.subplots(1, len(metrics), figsize=(FULL_WIDTH, 2.1), squeeze=False)
+    options = {"x": x, "x_label": x_label, "log_x": log_x, "band": band}
+    for ax, metric in zip(axes[0], metrics, strict=True):
+        sweep_lines(table, metric=metric, ax=ax, direct_labels=ax is axes[0, -1], **options)
+    return figure
+
+
+def forest(table: pd.DataFrame) -> Figure:
+    """Draw paired differences to the baseline, one panel a measure.
+
+    Filled dots differ after Holm's correction, hollow ones do not; the better side is shaded.
+
+    Args:
+        table: From ``compare.compare_methods``.
+    """
+    metrics, methods = list(dict.fromkeys(table["metric"])), list(dict.fromkeys(table["method"]))
+    height = 0.75 + 0.2 * len(methods)
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(FULL_WIDTH, height), sharey=True, squeeze=False
+    )
+    for ax, metric in zip(axes[0], metrics, strict=True):
+        rows = table[table["metric"] == metric].rename(columns={"difference": "mean"})
+        ax.axvline(0, color=INK, linewidth=0.6)
+        for _, row in rows.iterrows():
+            style = method_style(row["method"])
+            face = style.colour if row["verdict"] in ("better", "worse") else "white"
+            points = {**style.points, "markerfacecolor": face, "marker": "o", "markersize": 4.5}
+            _dot(ax, row, methods.index(row["method"]), points, metric_scale(metric))
+        _finish_forest_panel(ax, metric)
+    _name_rows(axes[0, 0], methods)
+    baseline = method_style(table["baseline"].iloc[0]).label
+    figure.supxlabel(
+        f"difference to {baseline} (shaded: better; filled: holds after Holm's correction)",
+        fontsize=8.5,
+    )
+    return figure
+
+
+def _finish_forest_panel(ax: Axes, metric: str) -> None:
+    ax.set_title(metric_label(metric, arrow=True).replace("(%)", "(points)"))
+    limit = 1.15 * np.abs(ax.get_xlim()).max()
+    better_end = limit if metric in HIGHER_IS_BETTER else -limit
+    ax.axvspan(0, better_end, color="#eef4f8", linewidth=0, zorder=0)
+    ax.set_xlim(-limit, limit)
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True, steps=[1, 2, 5, 10]))
+    quiet_grid(ax, "x")
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)

@@ -1,0 +1,158 @@
+"""Tidy results to tables for the eye: "92.55 ± 0.12", bold where a paired test supports it."""
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Bool
+from pandas.io.formats.style import Styler
+
+from attnknn.compare import interval_table
+from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES
+
+MISSING = "\N{EN DASH}"
+# Measures in HIGHER_IS_BETTER are shares and shown in per cent.
+_PERCENT_DECIMALS, _OTHER_DECIMALS = 2, 4
+_DECIMALS = {"nll": 3, "brier": 3}
+
+
+class DisplayTable(NamedTuple):
+    """A table ready to print: its cells as text, and which of them are bold."""
+
+    text: pd.DataFrame
+    bold: pd.DataFrame
+
+
+def pivot_mean_interval(
+    tidy: pd.DataFrame,
+    *,
+    index: str | Sequence[str] = "method",
+    columns: str = "metric",
+    metric: str | None = None,
+    comparison: pd.DataFrame | None = None,
+) -> DisplayTable:
+    """Return "mean ± half of the 95 % interval" over seeds, and the number of seeds as ``n``.
+
+    Args:
+        tidy: One row per seed, with the columns ``index``, ``columns`` and ``value``.
+        index: Column or columns that make up the rows of the table.
+        columns: Column that is spread over the columns of the table: the measures, or a swept
+            setting such as k.
+        metric: The measure all values belong to, where ``columns`` is not the measure.
+        comparison: From ``compare.compare_methods``. The best mean of a measure is bold only
+            where this finds it better than the baseline; without it nothing is bold.
+    """
+    index = [index] if isinstance(index, str) else list(index)
+    means = interval_table(tidy, [*index, columns])
+    means["text"] = [
+        _mean_text(metric or row[columns], row["mean"], (row["high"] - row["low"]) / 2)
+        for row in means.to_dict("records")
+    ]
+    text = _spread(means, index, columns, "text").fillna(MISSING)
+    bold = _supported_best(_spread(means, index, columns, "mean"), comparison)
+    bold.columns = text.columns = [_column_title(name) for name in text.columns]
+    seeds = means.groupby(index, sort=False)["n"].agg(["min", "max"]).to_numpy()
+    text["n"] = [str(low) if low == high else f"{low}{MISSING}{high}" for low, high in seeds]
+    return DisplayTable(text, bold.assign(n=False))
+
+
+def main_table_style(frame: pd.DataFrame, *, bold: pd.DataFrame | None = None) -> Styler:
+    """Return a table for a notebook: rules above and below, numbers to the right, text escaped.
+
+    Args:
+        frame: Any table, for instance ``DisplayTable.text``.
+        bold: Cells to set bold, of the same shape.
+    """
+    rule, thin = "1.2px solid #222", "0.6px solid #222"
+    style = styled(frame, bold, escape="html")
+    sides = [
+        {
+            "selector": f".col{place}",
+            "props": f"text-align: {'right' if is_number else 'left'}",
+        }
+        for place, is_number in enumerate(number_columns(style.data))
+    ]
+    # The name of a table's style sheet follows from its content: notebooks stay reproducible.
+    return style.set_uuid(f"{zlib.crc32(style.data.to_csv().encode()):08x}").set_table_styles(
+        [
+            {"selector": "", "props": f"border-top: {rule}; border-bottom: {rule}"},
+            {"selector": "", "props": "border-collapse: collapse"},
+            {"selector": "thead th", "props": f"border-bottom: {thin}; font-weight: normal"},
+            {"selector": "th, td", "props": "padding: 0.2em 0.9em; background: none"},
+            *sides,
+        ]
+    )
+
+
+def styled(frame: pd.DataFrame, bold: pd.DataFrame | None, *, escape: str) -> Styler:
+    """Return ``frame`` with escaped text, four decimals and the given cells bold."""
+    shown, marked = flattened(frame, bold)
+    style = shown.style.format(escape=escape, precision=_OTHER_DECIMALS, na_rep=MISSING)
+    style = style.format_index(escape=escape, axis=1).hide(axis="index")
+    return style.apply(lambda _: np.where(marked, "font-weight: bold", ""), axis=None)
+
+
+def flattened(
+    frame: pd.DataFrame, bold: pd.DataFrame | None
+) -> tuple[pd.DataFrame, Bool[np.ndarray, "rows columns"]]:
+    """Return the table with its index as columns, and which cells are bold.
+
+    An index that only numbers the rows is left out.
+    """
+    shown = frame.reset_index(drop=is_numbering(frame))
+    marked = np.zeros(shown.shape, dtype=bool)
+    if bold is not None:
+        if bold.shape != frame.shape:
+            raise ValueError(f"bold must match the table {frame.shape}, got {bold.shape=}")
+        marked[:, shown.shape[1] - frame.shape[1] :] = bold.to_numpy(dtype=bool)
+    return shown, marked
+
+
+def is_numbering(frame: pd.DataFrame) -> bool:
+    """Return whether the index is only an unnamed numbering of the rows."""
+    return isinstance(frame.index, pd.RangeIndex) and frame.index.name is None
+
+
+def number_columns(frame: pd.DataFrame) -> list[bool]:
+    """Return which columns hold numbers, also as text such as "0.91 ± 0.02"."""
+    numeric = "0123456789-+∞" + MISSING
+    return [
+        bool(column.map(lambda cell: str(cell)[:1] in numeric or cell != cell).all())
+        for _, column in frame.items()
+    ]
+
+
+def _spread(means: pd.DataFrame, index: list[str], columns: str, value: str) -> pd.DataFrame:
+    """Return ``value`` as a wide table, rows and columns in order of first appearance."""
+    rows = means[index].drop_duplicates()
+    order = pd.MultiIndex.from_frame(rows) if len(index) > 1 else pd.Index(rows[index[0]])
+    wide = means.pivot(index=index, columns=columns, values=value)
+    return wide.reindex(index=order, columns=means[columns].unique())
+
+
+def _mean_text(metric: str, mean: float, half: float) -> str:
+    is_share = metric in HIGHER_IS_BETTER
+    scale, decimals = (100, _PERCENT_DECIMALS) if is_share else (1, _DECIMALS.get(metric, 4))
+    if not np.isfinite(mean):
+        return "∞" if mean > 0 else MISSING
+    text = f"{scale * mean:.{decimals}f}"
+    return f"{text} ± {scale * half:.{decimals}f}" if np.isfinite(half) else text
+
+
+def _column_title(name: object) -> str:
+    title = METRIC_NAMES.get(name, str(name))
+    return f"{title} (%)" if name in HIGHER_IS_BETTER else title
+
+
+def _supported_best(means: pd.DataFrame, comparison: pd.DataFrame | None) -> pd.DataFrame:
+    bold = pd.DataFrame(False, index=means.index, columns=means.columns)
+    if comparison is None:
+        return bold
+    won = comparison[comparison["verdict"] == "better"]
+    supported = set(zip(won["method"], won["metric"], strict=True))
+    for metric in means.columns[means.notna().any()]:
+        best = means[metric].idxmax() if metric in HIGHER_IS_BETTER else means[metric].idxmin()
+        bold.loc[best, metric] = (best, metric) in supported
+    return bold

@@ -1,0 +1,236 @@
+"""Calibration: recovered parameters, limits, coverage guarantees, bad input."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+
+from attnknn import calibrate, measure
+
+N, C = 4001, 7
+
+
+def synthetic(seed: int, n_rows: int = N, scale: float = 2.0):
+    """Return logits and labels drawn from their softmax: the true temperature is 1."""
+    rng = np.random.default_rng(seed)
+    logits = scale * rng.normal(size=(n_rows, C))
+    labels = (softmax(logits, axis=1).cumsum(axis=1) < rng.uniform(size=(n_rows, 1))).sum(axis=1)
+    return logits, labels
+
+
+def loss(logits, labels, temperature=1.0):
+    return -log_softmax(logits / temperature, axis=1)[np.arange(len(labels)), labels].mean()
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0, 17.0])
+def test_temperature_is_recovered(temperature):
+    logits, labels = synthetic(0, n_rows=40_009)
+    fitted = calibrate.fit_temperature(temperature * logits, labels)
+    assert fitted == pytest.approx(temperature, rel=0.03)
+
+
+def test_temperature_is_the_minimum_of_another_solver():
+    logits, labels = synthetic(1)
+    reference = minimize_scalar(
+        lambda u: loss(5 * logits, labels, np.exp(u)), bounds=(-4, 4), options={"xatol": 1e-9}
+    )
+    fitted = calibrate.fit_temperature(5 * logits, labels)
+    assert fitted == pytest.approx(np.exp(reference.x), rel=1e-5)
+
+
+def test_log_probabilities_and_logits_agree_and_row_offsets_do_not_matter():
+    logits, labels = synthetic(2)
+    offsets = np.random.default_rng(0).normal(size=(N, 1)) * 50
+    fitted = calibrate.fit_temperature(logits, labels)
+    assert calibrate.fit_temperature(log_softmax(logits, axis=1), labels) == pytest.approx(fitted)
+    assert calibrate.fit_temperature(logits + offsets, labels) == pytest.approx(fitted)
+    assert calibrate.fit_temperature(logits.astype(np.float32), labels) == pytest.approx(
+        fitted, rel=1e-5
+    )
+
+
+def test_temperature_limits():
+    labels = np.array([0, 1, 2])
+    assert calibrate.fit_temperature(np.eye(3), labels) == 0.01  # always right: sharpen for ever
+    assert calibrate.fit_temperature(-np.eye(3), labels) == 100.0  # always wrong: flatten for ever
+    assert calibrate.fit_temperature(np.zeros((3, 3)), labels) == 100.0  # nothing to scale
+
+
+def test_zero_probabilities_off_the_label_are_allowed_and_at_the_label_refused():
+    logits, labels = synthetic(3)
+    hidden = (labels + 1) % C
+    masked = logits.copy()
+    masked[np.arange(N), hidden] = -np.inf
+    pushed_away = np.where(np.isinf(masked), -1e6, masked)
+    assert calibrate.fit_temperature(masked, labels) == pytest.approx(
+        calibrate.fit_temperature(pushed_away, labels)
+    )
+    with pytest.raises(ValueError, match="logits must be finite at the labels"):
+        calibrate.fit_temperature(masked, hidden)
+
+
+def test_apply_temperature_by_hand_and_limits():
+    probs = np.array([[0.64, 0.36], [1.0, 0.0]])
+    np.testing.assert_allclose(
+        calibrate.apply_temperature(probs, 2.0), [[0.8 / 1.4, 0.6 / 1.4], [1, 0]]
+    )
+    np.testing.assert_allclose(calibrate.apply_temperature(probs, 1.0), probs)
+    np.testing.assert_allclose(calibrate.apply_temperature(probs, 1e-4), [[1, 0], [1, 0]])
+    np.testing.assert_allclose(calibrate.apply_temperature(probs, 1e6)[0], [0.5, 0.5], atol=1e-6)
+
+
+def test_smooth_by_hand():
+    probs = np.array([[1.0, 0.0], [0.5, 0.5]])
+    np.testing.assert_allclose(calibrate.smooth(probs, 0.1), [[0.95, 0.05], [0.5, 0.5]])
+    np.testing.assert_allclose(calibrate.smooth(probs, 0.0), probs)
+    np.testing.assert_allclose(calibrate.smooth(probs, 1.0), 0.5)
+
+
+def test_floor_and_temperature_are_recovered():
+    rng = np.random.default_rng(4)
+    probs = rng.dirichlet(np.full(C, 0.15), size=60_013)
+    truth = calibrate.Calibration(floor=0.05, temperature=1.6)
+    drawn = calibrate.apply_calibration(probs, truth)
+    labels = (drawn.cumsum(axis=1) < rng.uniform(size=(len(probs), 1))).sum(axis=1)
+    fitted = calibrate.fit_floor_and_temperature(probs, labels.clip(max=C - 1))
+    assert fitted.floor == pytest.approx(truth.floor, rel=0.1)
+    assert fitted.temperature == pytest.approx(truth.temperature, rel=0.03)
+
+
+def test_joint_fit_is_no_worse_than_a_fine_grid():
+    rng = np.random.default_rng(5)
+    probs = rng.multinomial(10, rng.dirichlet(np.full(C, 0.3), size=997)) / 10  # zeros everywhere
+    labels = np.where(rng.uniform(size=997) < 0.8, probs.argmax(axis=1), rng.integers(C, size=997))
+    fitted = calibrate.fit_floor_and_temperature(probs, labels)
+    found = measure.negative_log_likelihood(calibrate.apply_calibration(probs, fitted), labels)
+    grid = [
+        measure.negative_log_likelihood(
+            calibrate.apply_calibration(probs, calibrate.Calibration(floor, temperature)), labels
+        )
+        for floor in np.geomspace(1e-5, 0.9, 30)
+        for temperature in np.geomspace(0.1, 10, 30)
+    ]
+    assert found <= min(grid) + 1e-9
+
+
+def test_joint_fit_slope_equals_finite_differences():
+    rng = np.random.default_rng(6)
+    probs, labels = rng.dirichlet(np.full(C, 0.3), size=13), rng.integers(C, size=13)
+    point, step = np.array([-2.0, 0.3]), 1e-6
+    _, slope = calibrate._floor_temperature_loss(point, probs, labels)
+    for axis, shift in enumerate(np.eye(2) * step):
+        above, _ = calibrate._floor_temperature_loss(point + shift, probs, labels)
+        below, _ = calibrate._floor_temperature_loss(point - shift, probs, labels)
+        assert slope[axis] == pytest.approx((above - below) / (2 * step), abs=1e-7)
+
+
+def test_joint_fit_of_perfect_and_useless_probabilities_stays_inside_its_limits():
+    labels = np.arange(C).repeat(5)
+    perfect = calibrate.fit_floor_and_temperature(np.eye(C)[labels], labels)
+    tempered = calibrate.apply_calibration(np.eye(C)[labels], perfect)
+    assert measure.negative_log_likelihood(tempered, labels) < 1e-4
+    wrong = np.eye(C)[(labels + 1) % C]
+    useless = calibrate.fit_floor_and_temperature(wrong, labels)
+    flat = calibrate.apply_calibration(wrong, useless)
+    assert measure.negative_log_likelihood(flat, labels) == pytest.approx(np.log(C), rel=0.01)
+
+
+def test_conformal_threshold_by_hand():
+    # LAC scores 1 - p of the label: .1, .2, .3, .4; rank ceil(5 · .6) = 3.
+    probs = np.array([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3], [0.4, 0.6]])
+    labels = np.array([0, 1, 0, 1])
+    assert calibrate.fit_conformal(probs, labels, 0.6, score="lac") == pytest.approx(0.3)
+    assert calibrate.fit_conformal(probs, labels, 0.61, score="lac") == pytest.approx(0.4)
+    assert calibrate.fit_conformal(probs, labels, 0.81, score="lac") == np.inf
+    threshold = calibrate.fit_conformal(probs, labels, 0.6, score="lac")
+    sets = calibrate.predict_sets(probs, threshold, score="lac", never_empty=False)
+    assert sets.tolist() == [[True, False], [False, True], [True, False], [False, False]]
+    filled = calibrate.predict_sets(probs, threshold, score="lac")
+    assert filled[3].tolist() == [False, True]
+
+
+def test_aps_scores_by_hand():
+    probs = np.array([[0.2, 0.5, 0.3]])
+    sets = calibrate.predict_sets(probs, 0.8, score="aps")
+    assert sets.tolist() == [[False, True, True]]  # cumulative .5, .8, 1
+    assert calibrate.fit_conformal(probs, np.array([2]), 0.4) == pytest.approx(0.8)
+    # A set is empty where even the best class exceeds the threshold, unless that is forbidden.
+    assert not calibrate.predict_sets(probs, 0.4, never_empty=False).any()
+    assert calibrate.predict_sets(probs, 0.4).tolist() == [[False, True, False]]
+    assert calibrate.predict_sets(probs, np.inf).all()
+
+
+@pytest.mark.parametrize("score", ["lac", "aps", "aps-random"])
+@pytest.mark.parametrize("coverage", [0.8, 0.95])
+def test_coverage_guarantee_holds_on_average(score, coverage):
+    n_held_out, n_new, n_repeats = 53, 97, 300
+    covered = []
+    rng = np.random.default_rng(8) if score == "aps-random" else None
+    kind = score.removesuffix("-random")
+    for seed in range(n_repeats):
+        logits, labels = synthetic(seed, n_rows=n_held_out + n_new)
+        probs = softmax(3 * logits, axis=1)  # badly over-confident: the guarantee does not care
+        held, new = slice(0, n_held_out), slice(n_held_out, None)
+        threshold = calibrate.fit_conformal(
+            probs[held], labels[held], coverage, score=kind, rng=rng
+        )
+        sets = calibrate.predict_sets(probs[new], threshold, score=kind, never_empty=False, rng=rng)
+        covered.append(calibrate.describe_sets(sets, labels[new])["coverage"])
+    error = np.std(covered) / np.sqrt(n_repeats)
+    assert np.mean(covered) > coverage - 3 * error
+    if score != "aps":  # a continuous score is tight: at most 1 / (N + 1) above
+        assert np.mean(covered) < coverage + 1 / (n_held_out + 1) + 3 * error
+
+
+def test_describe_sets_by_hand():
+    sets = np.array([[True, False], [True, True], [False, False], [False, True]])
+    described = calibrate.describe_sets(sets, np.array([0, 0, 1, 0]))
+    assert described == {
+        "coverage": 0.5,
+        "mean_size": 1.0,
+        "single_share": 0.5,
+        "empty_share": 0.25,
+    }
+
+
+REJECTION_PROBS = np.array([[0.9, 0.1], [0.8, 0.2], [0.7, 0.3], [0.7, 0.3], [0.4, 0.6]])
+REJECTION_LABELS = np.array([0, 1, 0, 0, 1])
+
+
+def test_rejection_by_coverage():
+    def threshold(share):
+        return calibrate.rejection_threshold(REJECTION_PROBS, REJECTION_LABELS, coverage=share)
+
+    assert [threshold(share) for share in (0.2, 0.4, 0.6, 0.8, 1.0)] == [0.9, 0.8, 0.7, 0.7, 0.6]
+    assert calibrate.answered(REJECTION_PROBS, threshold(0.6)).tolist() == [True] * 4 + [False]
+
+
+def test_rejection_by_risk():
+    def threshold(risk):
+        return calibrate.rejection_threshold(REJECTION_PROBS, REJECTION_LABELS, target_risk=risk)
+
+    # Risks by confidence: .9 → 0, .8 → 1/2, .7 (two rows) → 1/4, .6 → 1/5.
+    assert [threshold(risk) for risk in (0.0, 0.2, 0.24, 0.5)] == [0.9, 0.6, 0.6, 0.6]
+    always_wrong = calibrate.rejection_threshold(
+        REJECTION_PROBS, 1 - REJECTION_PROBS.argmax(axis=1), target_risk=0.5
+    )
+    assert always_wrong == np.inf
+    assert not calibrate.answered(REJECTION_PROBS, always_wrong).any()
+
+
+def test_bad_input_is_refused():
+    probs, labels = np.array([[0.5, 0.5]]), np.array([0])
+    with pytest.raises(ValueError, match="floor must be"):
+        calibrate.smooth(probs, 1.1)
+    with pytest.raises(ValueError, match="temperature must be"):
+        calibrate.apply_temperature(probs, 0.0)
+    with pytest.raises(ValueError, match="coverage must be"):
+        calibrate.fit_conformal(probs, labels, 1.0)
+    with pytest.raises(ValueError, match="score must be one of 'aps', 'lac'"):
+        calibrate.fit_conformal(probs, labels, 0.9, score="apx")
+    with pytest.raises(ValueError, match="coverage or target_risk must be given, and not both"):
+        calibrate.rejection_threshold(probs, labels)
+    with pytest.raises(ValueError, match="logits must not hold NaN"):
+        calibrate.fit_temperature(np.array([[np.nan, 0.0]]), labels)
+    with pytest.raises(ValueError, match="finite entry in each row"):
+        calibrate.fit_temperature(np.full((1, 2), -np.inf), labels)

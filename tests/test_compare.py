@@ -1,0 +1,278 @@
+"""Comparisons: hand-worked statistics, references from scipy, error rates, verdicts, bad input."""
+
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from scipy.special import softmax
+
+from attnknn import compare, measure
+from attnknn.resample import RESAMPLED_METRICS, resample_metrics
+
+N, C = 307, 5
+
+
+def method_probs(seed: int, labels: np.ndarray, *, skill: float = 2.0, sharpness: float = 1.0):
+    rng = np.random.default_rng(seed)
+    logits = rng.normal(size=(len(labels), C))
+    logits[np.arange(len(labels)), labels] += skill
+    return softmax(sharpness * logits, axis=1)
+
+
+def some_labels(seed: int = 0, n_rows: int = N):
+    return np.random.default_rng(seed).integers(C, size=n_rows)
+
+
+def test_mean_interval_by_hand():
+    # Values 1, 2, 3: standard error 1/√3, t(.975, 2) = 4.302653.
+    interval = compare.mean_interval([1.0, 2.0, 3.0])
+    half = 4.302653 / np.sqrt(3)
+    assert interval == pytest.approx((2.0, 2 - half, 2 + half, 3), rel=1e-6)
+
+
+def test_mean_interval_of_one_run_has_no_limits():
+    interval = compare.mean_interval([0.9])
+    assert interval.mean == 0.9 and interval.n == 1
+    assert np.isnan(interval.low) and np.isnan(interval.high)
+
+
+def test_mcnemar_exact_by_hand():
+    # Discordant rows 1 and 5: p = 2 · (C(6,0) + C(6,1)) / 2^6 = 14/64.
+    a = np.array([True] * 1 + [False] * 5 + [True] * 7 + [False] * 2)
+    b = np.array([False] * 1 + [True] * 5 + [True] * 7 + [False] * 2)
+    assert compare.mcnemar(a, b) == pytest.approx(14 / 64)
+    assert compare.mcnemar(b, a) == compare.mcnemar(a, b)
+    assert compare.mcnemar(a, a) == 1.0
+
+
+def test_mcnemar_with_many_discordant_rows():
+    # 150 against 100: (|150 - 100| - 1)² / 250 = 9.604, p = .00194.
+    a = np.array([True] * 150 + [False] * 100 + [True] * 20)
+    b = np.array([False] * 150 + [True] * 100 + [True] * 20)
+    assert compare.mcnemar(a, b) == pytest.approx(stats.chi2.sf(9.604, 1))
+    assert compare.mcnemar(a, b) == pytest.approx(stats.binomtest(150, 250).pvalue, rel=0.05)
+
+
+def test_holm_by_hand():
+    # Sorted .005·4 = .02, .01·3 = .03, .03·2 = .06, .04·1 → kept at .06.
+    corrected = compare.holm([0.01, 0.04, 0.03, 0.005])
+    np.testing.assert_allclose(corrected, [0.03, 0.06, 0.06, 0.02])
+    np.testing.assert_allclose(compare.holm([0.6, 0.7]), [1, 1])
+    np.testing.assert_allclose(compare.holm([0.02]), [0.02])
+    np.testing.assert_allclose(compare.holm([np.nan, 0.02, 0.01]), [np.nan, 0.02, 0.02])
+    assert compare.holm([]).shape == (0,)
+
+
+@pytest.mark.parametrize("metric", RESAMPLED_METRICS)
+def test_resampling_equals_measuring_the_drawn_rows(metric):
+    labels = some_labels(1)
+    results = {"a": [method_probs(s, labels) for s in (1, 2)], "b": [method_probs(3, labels)] * 2}
+    fast = resample_metrics(results, labels, [metric], 7, 11)
+    # The same draws, replayed row by row.
+    rng = np.random.default_rng(11)
+    rows = rng.integers(N, size=(7, N))
+    shares = rng.multinomial(2, [0.5, 0.5], size=7) / 2
+    for name, seeds in results.items():
+        observed = np.mean([measure.summarise(probs, labels)[metric] for probs in seeds])
+        assert fast[name, metric][0] == pytest.approx(observed)
+        for draw in range(7):
+            picked = rows[draw]
+            slow = [measure.summarise(p[picked], labels[picked])[metric] for p in seeds]
+            assert fast[name, metric][draw + 1] == pytest.approx(shares[draw] @ slow)
+
+
+def test_bootstrap_agrees_with_scipy():
+    labels = some_labels(2)
+    a, b = method_probs(1, labels), method_probs(2, labels, sharpness=1.3)
+    ours = compare.paired_bootstrap("nll", a, b, labels, n_resamples=6000)
+    gaps = measure.per_sample(a, labels)["nll"] - measure.per_sample(b, labels)["nll"]
+    reference = stats.bootstrap(
+        (gaps.to_numpy(),), np.mean, n_resamples=6000, method="basic", rng=np.random.default_rng(5)
+    ).confidence_interval
+    width = reference.high - reference.low
+    assert ours.mean == pytest.approx(gaps.mean())
+    assert [ours.low, ours.high] == pytest.approx(list(reference), abs=0.04 * width)
+
+
+def test_the_interval_is_pivotal():
+    labels = some_labels(3)
+    results = {"a": method_probs(4, labels), "b": method_probs(5, labels, sharpness=2.0)}
+    drawn = resample_metrics(results, labels, ["ece"], 499, 3)
+    gaps = drawn["a", "ece"] - drawn["b", "ece"]
+    found = compare.paired_bootstrap("ece", *results.values(), labels, n_resamples=499, seed=3)
+    low, high = np.quantile(gaps[1:], [0.025, 0.975])
+    assert list(found[:3]) == pytest.approx([gaps[0], 2 * gaps[0] - high, 2 * gaps[0] - low])
+
+
+def test_difference_changes_sign_with_the_order():
+    labels = some_labels(4)
+    a, b = method_probs(1, labels), method_probs(2, labels)
+    forth = compare.paired_bootstrap("brier", a, b, labels)
+    back = compare.paired_bootstrap("brier", b, a, labels)
+    assert [-back.mean, -back.high, -back.low] == pytest.approx(list(forth[:3]))
+    assert back.p_value == forth.p_value
+
+
+def test_a_method_does_not_differ_from_itself():
+    labels = some_labels(5)
+    probs = method_probs(1, labels)
+    table = compare.compare_methods({"a": probs, "b": probs}, labels, "a")
+    assert (table["difference"] == 0).all() and (table["p_value"] == 1).all()
+    assert set(table["verdict"]) == {"no difference at this size"}
+
+
+def test_false_alarms_are_as_rare_as_promised():
+    alarms, n_repeats = 0, 120
+    for repeat in range(n_repeats):
+        labels = some_labels(repeat, n_rows=101)
+        pair = [method_probs(1000 + 2 * repeat + i, labels) for i in range(2)]
+        found = compare.paired_bootstrap("nll", *pair, labels, n_resamples=300, seed=repeat)
+        alarms += found.p_value < 0.05
+        # The p-value and the interval tell the same story.
+        assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high) or (
+            abs(found.p_value - 0.05) < 0.012
+        )
+    assert alarms / n_repeats < 0.05 + 3 * np.sqrt(0.05 * 0.95 / n_repeats)
+
+
+def test_several_seeds_widen_the_interval_when_runs_disagree():
+    labels = some_labels(6)
+    steady = method_probs(1, labels)
+    # Every second training run of the other method fails.
+    runs = [method_probs(s, labels, skill=3.0 if s % 2 else 1.0) for s in range(10, 16)]
+    many = compare.paired_bootstrap("nll", runs, [steady] * 6, labels)
+    one = compare.paired_bootstrap("nll", runs[1], steady, labels)
+    assert one.p_value < 0.05
+    assert many.high - many.low > 1.5 * (one.high - one.low)
+    assert many.p_value > 0.05
+
+
+def test_compare_methods_table_and_verdicts():
+    labels = some_labels(7, n_rows=997)
+    results = {
+        "distance": method_probs(1, labels),
+        "attention": method_probs(2, labels, skill=4.0),
+        "uniform": method_probs(3, labels, skill=0.5),
+        "twin": method_probs(4, labels),
+    }
+    table = compare.compare_methods(results, labels, "distance")
+    assert list(table["method"]) == ["attention", "uniform", "twin"] * 4
+    assert set(table.loc[table["metric"] == "accuracy", "test"]) == {"McNemar"}
+    assert set(table.loc[table["metric"] != "accuracy", "test"]) == {"paired bootstrap"}
+    verdicts = table.set_index(["method", "metric"])["verdict"]
+    for metric in ("accuracy", "nll", "brier"):
+        assert verdicts["attention", metric] == "better"
+        assert verdicts["uniform", metric] == "worse"
+    nll = table.set_index(["method", "metric"]).loc[("attention", "nll")]
+    summaries = {name: measure.summarise(probs, labels) for name, probs in results.items()}
+    assert nll["difference"] == pytest.approx(
+        summaries["attention"]["nll"] - summaries["distance"]["nll"]
+    )
+    assert nll["low"] < nll["difference"] < nll["high"] < 0
+    for _, group in table.groupby("metric"):
+        np.testing.assert_allclose(group["p_holm"], compare.holm(group["p_value"].to_numpy()))
+
+
+def test_lists_of_seeds_use_the_bootstrap_for_accuracy():
+    labels = some_labels(8)
+    results = {
+        name: [method_probs(10 * i + s, labels) for s in range(3)] for i, name in enumerate("ab")
+    }
+    table = compare.compare_methods(results, labels, "a", metrics=["accuracy", "macro_f1"])
+    assert set(table["test"]) == {"paired bootstrap"}
+    assert set(table["n_seeds"]) == {3} and set(table["n_rows"]) == {N}
+
+
+def test_infinite_nll_is_undefined_and_leaves_other_measures_alone():
+    labels = some_labels(9)
+    hard = np.eye(C)[(labels + (np.arange(N) % 3 == 0)) % C]
+    results = {"a": method_probs(1, labels), "b": hard}
+    table = compare.compare_methods(results, labels, "a", metrics=["nll", "brier"])
+    verdicts = dict(zip(table["metric"], table["verdict"], strict=True))
+    assert verdicts["nll"] == "undefined" and verdicts["brier"] != "undefined"
+    assert "cannot be compared in NLL" in compare.verdict_sentence(table.iloc[0])
+    both = compare.compare_methods({"a": hard, "b": hard}, labels, "a", metrics=["nll"])
+    assert both["verdict"].tolist() == ["undefined"]
+
+
+def test_sentences():
+    row = {
+        "method": "attention",
+        "baseline": "distance",
+        "metric": "nll",
+        "difference": -0.0429,
+        "low": -0.0482,
+        "high": -0.0377,
+        "p_holm": 0.0005,
+        "verdict": "better",
+        "n_rows": 10_000,
+        "n_seeds": 3,
+        "level": 0.95,
+    }
+    assert compare.verdict_sentence(row) == (
+        "attention is better than distance in NLL (-0.0429, 95 % interval -0.0482 to -0.0377, "
+        "Holm-corrected p < 0.001, 10 000 rows, 3 seeds)."
+    )
+    row |= {"verdict": "no difference at this size", "p_holm": 0.25, "n_seeds": 1}
+    sentence = compare.verdict_sentence(row)
+    assert sentence.startswith("attention and distance: no difference at this size in NLL (")
+    assert sentence.endswith("p = 0.250, 10 000 rows, 1 seed).")
+
+
+def test_same_seed_same_numbers():
+    labels = some_labels(10)
+    results = {"a": method_probs(1, labels), "b": method_probs(2, labels)}
+    first, again = (compare.compare_methods(results, labels, "a", seed=4) for _ in range(2))
+    assert first.equals(again)
+    other = compare.compare_methods(results, labels, "a", seed=5)
+    assert not first["low"].equals(other["low"])
+
+
+def test_ten_thousand_rows_take_seconds():
+    labels = some_labels(11, n_rows=10_000)
+    results = {str(s): method_probs(s, labels) for s in range(4)}
+    start = time.perf_counter()
+    compare.compare_methods(results, labels, "0")
+    assert time.perf_counter() - start < 20  # about 2 s alone on one core
+
+
+def test_bad_input_is_refused():
+    labels = some_labels(12)
+    probs = method_probs(1, labels)
+    with pytest.raises(ValueError, match="baseline must be one of 'a', 'b'"):
+        compare.compare_methods({"a": probs, "b": probs}, labels, "c")
+    with pytest.raises(ValueError, match="results must hold a method besides"):
+        compare.compare_methods({"a": probs}, labels, "a")
+    with pytest.raises(ValueError, match="results must hold the same seeds"):
+        compare.compare_methods({"a": [probs, probs], "b": probs}, labels, "a")
+    with pytest.raises(ValueError, match="metric must be one of"):
+        compare.paired_bootstrap("ace", probs, probs, labels)
+    with pytest.raises(ValueError, match="labels must have one entry per row"):
+        compare.paired_bootstrap("nll", probs, probs, labels[:-1])
+    with pytest.raises(ValueError, match="n_resamples must be an integer"):
+        compare.paired_bootstrap("nll", probs, probs, labels, n_resamples=0)
+    with pytest.raises(ValueError, match="p_values must lie in"):
+        compare.holm([0.5, 1.5])
+    with pytest.raises(ValueError, match="values must be a non-empty list"):
+        compare.mean_interval([])
+
+
+def test_interval_table_averages_over_everything_not_named():
+    tidy = pd.DataFrame(
+        {
+            "method": ["b", "b", "a", "a", "b"],
+            "metric": ["nll", "nll", "nll", "nll", "ece"],
+            "seed": [0, 1, 0, 1, 0],
+            "value": [1.0, 3.0, 5.0, 5.0, 0.5],
+        }
+    )
+    table = compare.interval_table(tidy, ["method", "metric"])
+    assert table["method"].tolist() == ["b", "a", "b"]  # as they first appear
+    assert table["mean"].tolist() == [2.0, 5.0, 0.5]
+    assert table["n"].tolist() == [2, 2, 1]
+    # Two seeds: half width t(.975, 1) · (√2 / √2) = 12.7062.
+    assert table["high"].iloc[0] == pytest.approx(2 + 12.7062, rel=1e-5)
+    assert table["low"].iloc[1] == 5.0
+    assert np.isnan(table["low"].iloc[2])
