@@ -14,7 +14,7 @@ from jaxtyping import Int
 Number = TypeVar("Number", int, float)
 
 
-def nearest_name(word: str, known: Iterable[str]) -> str:
+def nearest_name(word: Any, known: Iterable[str]) -> str:
     """Return a hint naming the known word closest to ``word``, or an empty string."""
     close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -16,6 +16,18 @@ import yaml
 from attnknn.checks import check_one_of, nearest_name
 from attnknn.typed import ConfigError, checked_value, option
 
+# Backbones by name; attnknn.backbones builds them, and any timm network is "timm:<name>".
+BACKBONE_NAMES = (
+    "fast",
+    "resnet18",
+    "resnet50",
+    "timm:<name>",
+    "mlp",
+    "mlp-periodic",
+    "identity",
+    "pca",
+)
+
 # What the attention may look at, for each neighbour of a query; see attnknn.attention.
 SITUATION_FEATURES = (
     "gap",  # similarity minus that of the nearest neighbour
@@ -223,11 +235,13 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def _check_together(config: RunConfig) -> None:
     """Refuse settings that are each fine alone but impossible together."""
     attention, training = config.attention, config.training
-    for name in attention.situation:
-        try:
+    try:
+        if not config.embedder.backbone.startswith("timm:"):
+            check_one_of("backbone", config.embedder.backbone, BACKBONE_NAMES)
+        for name in attention.situation:
             check_one_of("situation", name, SITUATION_FEATURES)
-        except ValueError as error:
-            raise ConfigError(str(error)) from None
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     if attention.temperature_low >= attention.temperature_high:
         raise ConfigError(
             "temperature_low must be below temperature_high, got "

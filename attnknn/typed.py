@@ -98,5 +98,7 @@ def _spoken(hint: Any) -> str:
         return "null"
     if typing.get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return "a list"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, str(hint))

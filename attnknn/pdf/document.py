@@ -140,6 +140,9 @@ def _fact(name: str, value: Any) -> str:
         return ""
     if name == "seconds" and isinstance(value, int | float):
         return f"{value:.0f} s" if value >= 100 else f"{value:.1f} s"
+    if name == "commit":
+        digest, _, state = str(value).partition("-")
+        return "-".join(filter(None, [f"commit {digest[:12]}", state]))
     if isinstance(value, list | tuple):
         plural = name if len(value) != 1 else name.removesuffix("s")
         return f"{plural} {', '.join(str(item) for item in value)}"

@@ -11,7 +11,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+    ScalarFormatter,
+)
 
 from attnknn.measure import HIGHER_IS_BETTER
 from attnknn.plot.labels import label_line_ends
@@ -25,6 +32,7 @@ from attnknn.plot.style import (
 )
 
 _SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#B0548C", "#7f7f7f", "#56B4E9", "#D55E00")
+LOG_ABOVE = 8.0  # largest over smallest value from which dots are drawn on a logarithmic axis
 
 
 def training_curves(
@@ -90,13 +98,25 @@ def method_dots(table: pd.DataFrame, metrics: Sequence[str]) -> Figure:
             if method in rows.index:
                 _dot(ax, rows.loc[method], level, method_style(method).points, metric_scale(metric))
         ax.set_xlabel(metric_label(metric, arrow=True))
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
+        _set_value_axis(ax, rows["mean"].to_numpy())
         ax.margins(x=0.12)
         quiet_grid(ax, "both")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
     _name_rows(axes[0, 0], methods)
     return figure
+
+
+def _set_value_axis(ax: Axes, values: np.ndarray) -> None:
+    """Use a linear axis, or a logarithmic one where a single outlier would hide all the rest."""
+    values = values[np.isfinite(values)]
+    if len(values) and values.min() > 0 and values.max() > LOG_ABOVE * values.min():
+        ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=5))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_locator(NullLocator())
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
 
 
 def _name_rows(ax: Axes, methods: list[str]) -> None:

@@ -1,0 +1,176 @@
+"""Neighbour attention: turn retrieved neighbours into vote weights and class probabilities.
+
+    weights = mean over heads of softmax over K of (sum of the score parts)
+    vote    = (1 - mix) * sum of weights on labels + mix * sum of weights * label histograms
+    p       = (1 - gate) * vote + gate * prototype posterior
+    p       = (1 - floor) * p + floor / C,  then p ** (1 / temperature), renormalised
+
+mix, gate, floor and temperature are set anew for each query, from how clear its neighbourhood is.
+Every class keeps some probability, so no single query can decide the log-likelihood.
+
+Axes: B queries, K neighbours of each, D embedding width, C classes, H heads.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnknn.config import AttentionConfig
+from attnknn.neighbours import Neighbours
+from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
+
+SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
+GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
+POSTERIOR_SCALE_START = 10.0
+PROBS_BLOCK = 2048  # queries a block: bounds the (block, K, C) histograms
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the attention made of a batch.
+
+    Attributes:
+        weights: Weight of each neighbour; rows sum to 1.
+        log_probs: Log class probabilities with full support.
+        value: Weighted value embedding, where the value path is on.
+    """
+
+    weights: Float[Tensor, "B K"]
+    log_probs: Float[Tensor, "B C"]
+    value: Float[Tensor, "B D"] | None
+
+    def entropy(self) -> Float[Tensor, " B"]:
+        """Entropy of each query's weights in nats, between 0 and log K."""
+        return torch.special.entr(self.weights).sum(dim=1)
+
+
+class VoteSettings(nn.Module):
+    """MLP 7 -> 16 -> 4: a query's situation -> its gate, floor, mix and temperature."""
+
+    def __init__(self, config: AttentionConfig) -> None:
+        super().__init__()
+        self.config = config
+        last = nn.Linear(16, 4)
+        nn.init.zeros_(last.weight)
+        starts = [GATE_START, FLOOR_START, MIX_START]
+        last.bias.data = torch.tensor([*map(_logit, starts), 0.0])
+        self.mlp = nn.Sequential(nn.Linear(7, 16), nn.GELU(), last)
+
+    def forward(self, evidence: Evidence) -> tuple[Float[Tensor, "B 1"], ...]:
+        """Return gate, floor, mix and log temperature; a part that is off is constant."""
+        neighbours = evidence.neighbours
+        columns = [
+            evidence.similarity[:, 0],
+            evidence.similarity.mean(dim=1),
+            evidence.label_shares.amax(dim=1),
+            evidence.histogram_shares.amax(dim=1),
+            evidence.prototype_posterior.amax(dim=1),
+            neighbours.trust.mean(dim=1),
+            evidence.similarity.new_tensor(neighbours.view.noise).expand(len(evidence.labels)),
+        ]
+        gate, floor, mix, log_temperature = self.mlp(torch.stack(columns, dim=1)).split(1, dim=1)
+        zero = torch.zeros_like(gate)
+        return (
+            gate.sigmoid() if self.config.prototype_gate else zero,
+            floor.sigmoid() if self.config.floor else zero + SUPPORT_FLOOR,
+            mix.sigmoid() if self.config.denoise else zero,
+            log_temperature if self.config.query_temperature else zero,
+        )
+
+
+class NeighbourAttention(nn.Module):
+    """Learned weights over a query's neighbours; the equations stand at the head of this file.
+
+    Args:
+        config: Which parts are on.
+        dim: Embedding width D.
+        n_classes: Number of classes C.
+    """
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.config = config
+        self.parts = score_parts(config, dim=dim, n_classes=n_classes)
+        if not self.parts:
+            raise ValueError("attention must have at least one score part switched on, got none")
+        self.self_attention = SelfAttention(config, dim=dim) if config.self_attention else None
+        self.value_path = ValuePath(config, dim=dim) if config.value_path else None
+        self.vote_settings = VoteSettings(config) if _adapts_votes(config) else None
+        reads_posterior = config.prototype_gate or "prototype" in config.situation
+        self.log_posterior_scale = (
+            nn.Parameter(torch.tensor(math.log(POSTERIOR_SCALE_START))) if reads_posterior else None
+        )
+
+    def forward(
+        self, neighbours: Neighbours, *, query: Float[Tensor, "B D"] | None = None
+    ) -> Attended:
+        """Weigh the neighbours and let them vote.
+
+        Args:
+            neighbours: What the search found, nearest first.
+            query: The queries with their gradient, for joint training of the embedder.
+        """
+        evidence = self._evidence(neighbours, query)
+        if self.self_attention is not None:
+            evidence.keys = self.self_attention(evidence.keys)
+        scores = sum(part(evidence) for part in self.parts.values())  # (B, K, H)
+        weights = scores.softmax(dim=1).expand(-1, -1, self.config.heads)
+        value = None if self.value_path is None else self.value_path(weights, evidence.keys)
+        weights = weights.mean(dim=-1)  # (B, K)
+        return Attended(weights, self._vote(weights, evidence), value)
+
+    def _evidence(self, neighbours: Neighbours, query: Tensor | None) -> Evidence:
+        if self.log_posterior_scale is None:
+            return Evidence(neighbours, query=query)
+        return Evidence(neighbours, query=query, posterior_scale=self.log_posterior_scale.exp())
+
+    def _vote(self, weights: Float[Tensor, "B K"], evidence: Evidence) -> Float[Tensor, "B C"]:
+        """Return log probabilities with full support."""
+        probs = vote(weights, evidence.neighbours)  # (B, C)
+        if self.vote_settings is None:
+            return with_floor(probs, SUPPORT_FLOOR).log()
+        gate, floor, mix, log_temperature = self.vote_settings(evidence)
+        if self.config.denoise:
+            denoised = torch.einsum("bk,bkc->bc", weights, evidence.neighbours.histograms)
+            probs = (1 - mix) * probs + mix * denoised
+        probs = (1 - gate) * probs + gate * evidence.prototype_posterior
+        log_probs = with_floor(probs, floor).log()
+        return (log_probs / log_temperature.exp()).log_softmax(dim=-1)
+
+
+def vote(weights: Float[Tensor, "B K"], neighbours: Neighbours) -> Float[Tensor, "B C"]:
+    """Return the weight that falls on each class; rows sum to 1."""
+    empty = weights.new_zeros(len(weights), neighbours.n_classes)
+    return empty.scatter_add(1, neighbours.labels, weights)
+
+
+def with_floor(probs: Float[Tensor, "B C"], floor: Tensor | float) -> Float[Tensor, "B C"]:
+    """Return probabilities in which every class has at least ``floor / C``."""
+    return (1 - floor) * probs + floor / probs.shape[1]
+
+
+@torch.inference_mode()
+def attention_probs(
+    attention: NeighbourAttention, neighbours: Neighbours
+) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"]]:
+    """Return class probabilities and weights of all queries, block by block."""
+    was_training = attention.training
+    attention.eval()
+    starts = range(0, max(len(neighbours.ids), 1), PROBS_BLOCK)
+    blocks = [
+        attention(neighbours.of_queries(slice(start, start + PROBS_BLOCK))) for start in starts
+    ]
+    attention.train(was_training)
+    probs = torch.cat([block.log_probs.exp() for block in blocks])
+    return probs, torch.cat([block.weights for block in blocks])
+
+
+def _adapts_votes(config: AttentionConfig) -> bool:
+    return config.denoise or config.prototype_gate or config.floor or config.query_temperature
+
+
+def _logit(share: float) -> float:
+    return math.log(share / (1 - share))

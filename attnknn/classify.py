@@ -1,0 +1,259 @@
+"""Classification: search -> weigh -> vote.
+
+A method turns the neighbours of one search into class probabilities. Each method works at any k up
+to the number searched, so k-sweeps, k-ensembles and adaptive k cost no second search; wrappers
+take any method. To add a weighting method, write a class with the
+members of ``Method``.
+
+Axes: B queries, K neighbours of each, C classes.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from attnknn.attention import SUPPORT_FLOOR, NeighbourAttention, attention_probs, vote, with_floor
+from attnknn.calibrate import Calibration, apply_calibration
+from attnknn.checks import check_range
+from attnknn.neighbours import Neighbours
+from attnknn.parts import euclidean_distances
+
+K_ENSEMBLE = (5, 10, 20)
+ADAPTIVE_SHARES = (0.3, 0.6, 1.0)  # of k_max, for clear, middling and unclear neighbourhoods
+ENTROPY_ROUNDING = 1e-5  # float32 puts the entropy of equal weights on either side of its limit
+
+
+@runtime_checkable
+class Method(Protocol):
+    """A way to weigh neighbours.
+
+    Attributes:
+        k: Neighbours that vote.
+        full_support: Whether every class always gets some probability.
+    """
+
+    k: int
+    full_support: bool
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours; rows sum to 1."""
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares; rows sum to 1, classes nobody votes for may have 0."""
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Every neighbour counts 1 / k."""
+
+    full_support: ClassVar[bool] = False
+    k: int
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours."""
+        scores = neighbours.nearest(self.k).scores
+        return torch.full_like(scores, 1 / self.k)
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        return vote(self.weights(neighbours), neighbours.nearest(self.k))
+
+
+@dataclass(frozen=True)
+class Distance:
+    """A neighbour at distance d counts softmax(-d / temperature).
+
+    Attributes:
+        k: Neighbours that vote.
+        temperature: In units of the distance; smaller looks at the nearest only.
+        squared: Use squared Euclidean distances. On unit vectors they lie between 0 and 4, and a
+            temperature of 1 makes them nearly uniform.
+    """
+
+    full_support: ClassVar[bool] = False
+    k: int
+    temperature: float = 1.0
+    squared: bool = False
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, low=0, low_open=True)
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours."""
+        distances = euclidean_distances(neighbours.nearest(self.k).scores)
+        if self.squared:
+            distances = distances**2
+        return (-distances / self.temperature).softmax(dim=1)
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        return vote(self.weights(neighbours), neighbours.nearest(self.k))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Learned weights; see attnknn.attention."""
+
+    full_support: ClassVar[bool] = True
+    k: int
+    module: NeighbourAttention
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours."""
+        return attention_probs(self.module, neighbours.nearest(self.k))[1]
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class probabilities, which have full support already."""
+        return attention_probs(self.module, neighbours.nearest(self.k))[0]
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """No neighbours: the posterior over the bank's trusted class prototypes."""
+
+    full_support: ClassVar[bool] = True
+    scale: float = 10.0
+    k: int = 1
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return all weight on the nearest neighbour, which stands in: prototypes weigh none."""
+        nearest = torch.zeros_like(neighbours.nearest(self.k).scores)
+        nearest[:, 0] = 1.0
+        return nearest
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class probabilities."""
+        cosines = neighbours.queries @ neighbours.view.prototypes.T  # (B, C)
+        return (self.scale * cosines).softmax(dim=1)
+
+
+@dataclass(frozen=True)
+class KEnsemble:
+    """The mean of a method's votes over several k."""
+
+    method: Method
+    ks: tuple[int, ...] = K_ENSEMBLE
+
+    def __post_init__(self) -> None:
+        if not self.ks:
+            raise ValueError("ks must hold at least one k, got ks=()")
+
+    @property
+    def full_support(self) -> bool:
+        """Whether every class always gets some probability."""
+        return self.method.full_support
+
+    @property
+    def k(self) -> int:
+        """The largest k that votes."""
+        return max(self.ks)
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the mean weight of each of the largest k neighbours."""
+        total = torch.zeros_like(neighbours.nearest(self.k).scores)
+        for k in self.ks:
+            total[:, :k] += at_k(self.method, k).weights(neighbours) / len(self.ks)
+        return total
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        each = [at_k(self.method, k).votes(neighbours) for k in self.ks]
+        return torch.stack(each).mean(dim=0)
+
+
+@dataclass(frozen=True)
+class AdaptiveK:
+    """A clear neighbourhood asks few neighbours, an unclear one asks all.
+
+    The entropy of the method's weights at k_max, divided by log k_max, picks 0.3, 0.6 or 1 times
+    k_max: below ``threshold``, below twice the threshold, or above. At the published threshold of
+    0.5 only exactly equal weights reach the third branch: a normalised entropy cannot exceed 1.
+    """
+
+    method: Method
+    threshold: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_range("threshold", self.threshold, low=0, high=1, low_open=True)
+
+    @property
+    def full_support(self) -> bool:
+        """Whether every class always gets some probability."""
+        return self.method.full_support
+
+    @property
+    def k(self) -> int:
+        """The largest k that votes."""
+        return self.method.k
+
+    def chosen_k(self, neighbours: Neighbours) -> Int[Tensor, " B"]:
+        """Return the k of each query."""
+        weights = self.method.weights(neighbours)
+        entropy = torch.special.entr(weights).sum(dim=1) / np.log(max(self.k, 2))
+        entropy = entropy + ENTROPY_ROUNDING
+        branch = (entropy >= self.threshold).long() + (entropy >= 2 * self.threshold).long()
+        choices = torch.tensor([max(1, round(share * self.k)) for share in ADAPTIVE_SHARES])
+        return choices.to(branch.device)[branch]
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each neighbour; 0 beyond the query's own k."""
+        chosen, out = self.chosen_k(neighbours), torch.zeros_like(neighbours.nearest(self.k).scores)
+        for k in chosen.unique().tolist():
+            rows = (chosen == k).nonzero().squeeze(1)
+            out[rows, :k] = at_k(self.method, k).weights(neighbours.of_queries(rows))
+        return out
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        chosen = self.chosen_k(neighbours)
+        out = neighbours.scores.new_zeros(len(chosen), neighbours.n_classes)
+        for k in chosen.unique().tolist():
+            rows = (chosen == k).nonzero().squeeze(1)
+            out[rows] = at_k(self.method, k).votes(neighbours.of_queries(rows))
+        return out
+
+
+def at_k(method: Method, k: int) -> Method:
+    """Return the same method at another k; for adaptive k that is its largest."""
+    if isinstance(method, KEnsemble):
+        raise ValueError(f"method must have one k of its own, got a k-ensemble over {method.ks}")
+    if isinstance(method, AdaptiveK):
+        return replace(method, method=at_k(method.method, k))
+    return replace(method, k=k)
+
+
+def predict(
+    method: Method, neighbours: Neighbours, *, calibration: Calibration | None = None
+) -> Float[np.ndarray, "B C"]:
+    """Return class probabilities with full support.
+
+    Args:
+        method: How neighbours are weighed.
+        neighbours: One search, at the method's k or deeper.
+        calibration: A fitted floor and temperature. Without one, every method gets the same small
+            floor, so that no method wins or loses by how it treats classes nobody voted for.
+    """
+    votes = method.votes(neighbours)
+    if calibration is not None:
+        return apply_calibration(normalised(votes), calibration)
+    return normalised(votes if method.full_support else with_floor(votes, SUPPORT_FLOOR))
+
+
+def predict_views(
+    method: Method, views: Sequence[Neighbours], *, calibration: Calibration | None = None
+) -> Float[np.ndarray, "B C"]:
+    """Return the mean probabilities over test-time views of the same queries (TTA)."""
+    if not views:
+        raise ValueError("views must hold at least one view, got none")
+    return np.mean([predict(method, each, calibration=calibration) for each in views], axis=0)
+
+
+def normalised(probs: Float[Tensor, "B C"]) -> Float[np.ndarray, "B C"]:
+    """Return double-precision rows that sum to 1 exactly enough for every metric."""
+    wide = probs.double().cpu().numpy()
+    return wide / wide.sum(axis=1, keepdims=True)

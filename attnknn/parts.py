@@ -1,0 +1,263 @@
+"""Score parts: each turns a query's neighbours into scores, one per neighbour and head.
+
+The scores of all parts in use are added and put through a softmax over the K neighbours. A part
+is one class with one entry in the table at the end; switching it off removes its parameters.
+
+Axes: B queries, K neighbours of each, D embedding width, C classes, H heads.
+"""
+
+import math
+from functools import cached_property
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from attnknn.config import AttentionConfig
+from attnknn.neighbours import Neighbours
+
+
+class Evidence:
+    """All that the parts may look at, each piece computed once and only when asked for.
+
+    Args:
+        neighbours: What the search found.
+        query: The queries with their gradient, during joint training; their similarities are then
+            computed anew so that the gradient reaches the embedder.
+        posterior_scale: Sharpness s of the prototype posterior softmax(s * cos).
+    """
+
+    def __init__(
+        self,
+        neighbours: Neighbours,
+        *,
+        query: Float[Tensor, "B D"] | None = None,
+        posterior_scale: Float[Tensor, ""] | float = 10.0,
+    ) -> None:
+        self.neighbours = neighbours
+        self.query = neighbours.queries if query is None else query
+        self.labels = neighbours.labels
+        self._keys: Tensor | None = None
+        if query is None:
+            self.similarity = neighbours.scores
+        else:
+            self.similarity = torch.einsum("bd,bkd->bk", query, self.keys)  # (B, K)
+        cosines = self.query @ neighbours.view.prototypes.T  # (B, C)
+        self.prototype_posterior = (posterior_scale * cosines).softmax(dim=-1)  # (B, C)
+        counts = self.similarity.new_zeros(len(self.labels), neighbours.n_classes)
+        ones = counts.new_ones(()).expand(self.labels.shape)
+        self.label_shares = counts.scatter_add_(1, self.labels, ones) / neighbours.k  # (B, C)
+
+    @property
+    def keys(self) -> Float[Tensor, "B K D"]:
+        """Neighbour embeddings, as the bank holds them or as a part has rewritten them."""
+        return self.neighbours.keys if self._keys is None else self._keys
+
+    @keys.setter
+    def keys(self, rewritten: Float[Tensor, "B K D"]) -> None:
+        self._keys = rewritten
+
+    @cached_property
+    def histogram_shares(self) -> Float[Tensor, "B C"]:
+        """Mean label histogram of the K neighbours."""
+        return self.neighbours.histograms.mean(dim=1)
+
+    def of_own_label(self, per_class: Float[Tensor, "B C"]) -> Float[Tensor, "B K"]:
+        """Return, for each neighbour, the entry of its own label."""
+        return per_class.gather(1, self.labels)
+
+
+class Similarity(nn.Module):
+    """score = similarity * sharpness of the head; the heads start from broad to sharp."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        start = torch.logspace(math.log10(5), math.log10(40), config.heads)
+        self.log_sharpness = nn.Parameter(start.log())
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the scores."""
+        return evidence.similarity[..., None] * self.log_sharpness.exp()
+
+
+class Situation(nn.Module):
+    """score = MLP of what is known about a neighbour; see config.SITUATION_FEATURES."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.names = config.situation
+        last = nn.Linear(32, config.heads)
+        nn.init.zeros_(last.weight)  # the attention starts as plain similarity weights
+        nn.init.zeros_(last.bias)
+        self.mlp = nn.Sequential(
+            nn.Linear(len(self.names), 32), nn.GELU(), nn.Linear(32, 32), nn.GELU(), last
+        )
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the scores."""
+        columns = [SITUATION_COLUMNS[name](evidence) for name in self.names]
+        shape = evidence.similarity.shape
+        return self.mlp(torch.stack([column.expand(shape) for column in columns], dim=-1))
+
+
+SITUATION_COLUMNS = {
+    "gap": lambda e: e.similarity - e.similarity[:, :1],
+    "nearest": lambda e: e.similarity[:, :1],
+    "rank": lambda e: torch.arange(e.neighbours.k).to(e.similarity) / e.neighbours.k,
+    "trust": lambda e: e.neighbours.trust,
+    "label_share": lambda e: e.of_own_label(e.label_shares),
+    "histogram_share": lambda e: e.of_own_label(e.histogram_shares),
+    "prototype": lambda e: e.of_own_label(e.prototype_posterior),
+    "noise": lambda e: e.similarity.new_tensor(e.neighbours.view.noise),
+}
+
+
+class QueryKey(nn.Module):
+    """score = (W_q q . W_k n) / sqrt(D / H) / temperature of the head."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.query, self.key = nn.Linear(dim, dim), nn.Linear(dim, dim)
+        self.log_temperature = nn.Parameter(
+            torch.full((config.heads,), math.log(config.temperature_start))
+        )
+        self.bounds = (config.temperature_low, config.temperature_high)
+
+    def temperatures(self) -> Float[Tensor, " H"]:
+        """Temperature of each head, inside its bounds."""
+        return self.log_temperature.exp().clamp(*self.bounds)
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the scores."""
+        queries = self.query(evidence.query).unflatten(-1, (self.heads, -1))  # (B, H, D/H)
+        keys = self.key(evidence.keys).unflatten(-1, (self.heads, -1))  # (B, K, H, D/H)
+        scores = torch.einsum("bhd,bkhd->bkh", queries, keys) / math.sqrt(keys.shape[-1])
+        return scores / self.temperatures()
+
+
+class LowRankQueryKey(nn.Module):
+    """score = (A q) . (B n) with few rows in A and B, and B starting at zero.
+
+    A full query-key product overfits a few thousand held-out queries; this one cannot say much,
+    starts by saying nothing and is held down by weight decay.
+    """
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(dim, config.qk_rank, bias=False)
+        self.key = nn.Linear(dim, config.qk_rank, bias=False)
+        nn.init.zeros_(self.key.weight)
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K 1"]:
+        """Return the scores, the same for every head."""
+        # A q is turned back into D dimensions first: (B, D) is far smaller than (B, K, rank).
+        directions = self.query(evidence.query) @ self.key.weight  # (B, D)
+        return torch.einsum("bd,bkd->bk", directions, evidence.keys)[..., None]
+
+
+class DistanceBias(nn.Module):
+    """score = MLP of the Euclidean distance."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        if config.distance_bias == "deep":
+            layers = [nn.Linear(1, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU()]
+            self.mlp = nn.Sequential(*layers, nn.Linear(64, config.heads))
+        else:
+            self.mlp = nn.Sequential(nn.Linear(1, 32), nn.ReLU(), nn.Linear(32, config.heads))
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the scores."""
+        return self.mlp(euclidean_distances(evidence.similarity)[..., None])
+
+
+class LabelBias(nn.Module):
+    """score = MLP of the neighbour's label in the context of the neighbourhood's labels.
+
+    ``neighbour`` feeds each neighbour its own label, weighted by how common that label is among
+    the K. ``neighbourhood`` is the published form: it feeds every neighbour the same label shares,
+    adds the same number to all K scores, and the softmax cancels it.
+    """
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.per_neighbour = config.label_bias == "neighbour"
+        self.mlp = nn.Sequential(nn.Linear(n_classes, 64), nn.GELU(), nn.Linear(64, config.heads))
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the scores."""
+        if self.per_neighbour:
+            own = nn.functional.one_hot(evidence.labels, evidence.label_shares.shape[1])
+            return self.mlp(own * evidence.label_shares[:, None])  # (B, K, H)
+        shared = self.mlp(evidence.label_shares)[:, None]  # (B, 1, H)
+        return shared.expand(-1, evidence.neighbours.k, -1)
+
+
+class PrototypeScore(nn.Module):
+    """score = scale * cos(neighbour, learnable prototype of its label)."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
+        super().__init__()
+        self.prototypes = nn.Parameter(0.1 * torch.randn(n_classes, dim))
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, evidence: Evidence) -> Float[Tensor, "B K 1"]:
+        """Return the scores, the same for every head."""
+        own = nn.functional.normalize(self.prototypes, dim=1)[evidence.labels]  # (B, K, D)
+        keys = nn.functional.normalize(evidence.keys, dim=-1)
+        return self.scale * (own * keys).sum(dim=-1, keepdim=True)
+
+
+class SelfAttention(nn.Module):
+    """Neighbours look at each other before they are scored: residual attention, then LayerNorm."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(dim, config.heads, batch_first=True)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, keys: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
+        """Return the rewritten neighbour embeddings."""
+        return self.norm(keys + self.attention(keys, keys, keys, need_weights=False)[0])
+
+
+class ValuePath(nn.Module):
+    """The weighted value embedding W_o(sum of weights * W_v n), head by head."""
+
+    def __init__(self, config: AttentionConfig, *, dim: int) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.value, self.out = nn.Linear(dim, dim), nn.Linear(dim, dim)
+
+    def forward(
+        self, weights: Float[Tensor, "B K H"], keys: Float[Tensor, "B K D"]
+    ) -> Float[Tensor, "B D"]:
+        """Return one embedding per query."""
+        values = self.value(keys).unflatten(-1, (self.heads, -1))  # (B, K, H, D/H)
+        return self.out(torch.einsum("bkh,bkhd->bhd", weights, values).flatten(1))
+
+
+def euclidean_distances(similarity: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """Return |a - b| of unit vectors from their cosine; not squared."""
+    # The floor keeps the square root's gradient finite for identical vectors.
+    return (2 - 2 * similarity).clamp(min=1e-12).sqrt()
+
+
+def score_parts(config: AttentionConfig, *, dim: int, n_classes: int) -> nn.ModuleDict:
+    """Return the score parts that are switched on."""
+    wanted: dict[str, tuple[bool, type[nn.Module]]] = {
+        "similarity": (config.similarity, Similarity),
+        "situation": (bool(config.situation), Situation),
+        "query_key": (config.qk == "full", QueryKey),
+        "low_rank": (config.qk == "lowrank", LowRankQueryKey),
+        "distance_bias": (config.distance_bias != "none", DistanceBias),
+        "label_bias": (config.label_bias != "none", LabelBias),
+        "prototype_score": (config.prototype_score, PrototypeScore),
+    }
+    parts = {
+        name: part(config, dim=dim, n_classes=n_classes)
+        for name, (on, part) in wanted.items()
+        if on
+    }
+    return nn.ModuleDict(parts)

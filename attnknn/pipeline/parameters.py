@@ -1,0 +1,199 @@
+"""Flat parameters → what each notebook receives; every mistake is found before anything starts."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from attnknn.catalogue import SOURCES
+from attnknn.checks import nearest_name
+from attnknn.config import ConfigError, RunConfig, field_names, read_params
+from attnknn.pipeline.notebooks import Notebook
+
+# Names the pipeline fills in itself, and how the user says them instead.
+_RESERVED = {
+    "run_dir": "--name or --results",
+    "settings": "each setting by its own name",
+    "seed": "--seeds",
+    "seeds": "--seeds",
+}
+_KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list"}
+_LONGEST_NAME = 80
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Checked parameters of a run.
+
+    Attributes:
+        values: Everything that was given, flat, in the declared types.
+        config: The training configuration, seed 0.
+        by_notebook: What each notebook receives, by notebook name.
+    """
+
+    values: dict[str, Any]
+    config: RunConfig
+    by_notebook: dict[str, dict[str, Any]]
+
+
+def assign(values: Mapping[str, Any], notebooks: Sequence[Notebook]) -> Assignment:
+    """Give every parameter to the notebooks that declare it, and settings to the training.
+
+    A name that is both a setting of the run and declared by a notebook reaches both.
+
+    Args:
+        values: Flat ``name: value`` pairs.
+        notebooks: All notebooks of the project, selected or not.
+
+    Raises:
+        ConfigError: For the first unknown, mistyped or impossible parameter.
+    """
+    _check_names(values, notebooks)
+    values = dict(values)
+    if "dataset" in values:
+        values["dataset"] = _known_dataset(values["dataset"])
+    settings = {name: value for name, value in values.items() if name in field_names()}
+    config = RunConfig.from_flat(_training_defaults(notebooks) | settings)
+    checked = {name: config.flat()[name] for name in settings}
+    by_notebook = {}
+    for book in notebooks:
+        given = {name: values[name] for name in values if name in book.defaults}
+        typed = {name: _typed(name, value, book) for name, value in given.items()}
+        checked |= typed
+        by_notebook[book.name] = typed
+        if book.is_training and "settings" in book.defaults:
+            rest = {name: config.flat()[name] for name in settings if name not in typed}
+            by_notebook[book.name] = typed | {"settings": rest}
+    return Assignment({name: checked[name] for name in sorted(checked)}, config, by_notebook)
+
+
+def _known_dataset(dataset: Any) -> Any:
+    """Return a known name as it is, and the path of own files as an absolute one."""
+    if not isinstance(dataset, str) or dataset in SOURCES:
+        return dataset  # a wrong type is refused with all the other settings
+    path = Path(dataset).expanduser()
+    if not path.exists():
+        raise ConfigError(
+            f"dataset must be one of {', '.join(SOURCES)}, or an existing path, "
+            f"got {dataset=}{nearest_name(dataset, SOURCES)}"
+        )
+    # Notebooks run in their own folder, where a relative path would mean something else.
+    return str(path.resolve())
+
+
+def read_profile(folder: Path, profile: str) -> dict[str, Any]:
+    """Return the parameters of ``folder/<profile>.yaml``, or of a path that ends in ``.yaml``."""
+    if profile.endswith((".yaml", ".yml")):
+        path = Path(profile)
+        if not path.is_file():
+            raise ConfigError(f"profile must be a file that exists, got {profile=}")
+        return read_params(path)
+    known = sorted(path.stem for path in Path(folder).glob("*.yaml"))
+    if profile not in known:
+        listed, hint = ", ".join(known), nearest_name(profile, known)
+        raise ConfigError(f"profile must be one of {listed}, got {profile=}{hint}")
+    return read_params(Path(folder) / f"{profile}.yaml")
+
+
+def run_name(profile: str, overrides: Mapping[str, Any]) -> str:
+    """Return a readable folder name: the profile, and the values set by hand.
+
+    >>> run_name("quick", {"k_eval": 10})
+    'quick-k_eval=10'
+    """
+    stem = Path(profile).stem if profile.endswith((".yaml", ".yml")) else profile
+    pairs = [f"{name}={_slug(overrides[name])}" for name in sorted(overrides)]
+    name = re.sub(r"[^\w.=+,-]+", "-", "-".join([stem, *pairs]), flags=re.ASCII).strip("-.")
+    if len(name) <= _LONGEST_NAME:
+        return name
+    digest = sha256(name.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_NAME - 9]}-{digest}"
+
+
+def check_run_name(name: str) -> str:
+    """Return ``name`` if it is a plain folder name."""
+    if not re.fullmatch(r"[A-Za-z0-9_][\w.=+,-]*", name, flags=re.ASCII):
+        raise ConfigError(
+            f"name must be a folder name of letters, digits and any of . = + , - _, got {name=}"
+        )
+    return name
+
+
+def _slug(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list):
+        return ",".join(_slug(item) for item in value)
+    return str(value)
+
+
+def _training_defaults(notebooks: Sequence[Notebook]) -> dict[str, Any]:
+    """Return the settings that the training notebook itself declares, but for its seed."""
+    declared = (pair for book in notebooks if book.is_training for pair in book.defaults.items())
+    return {name: value for name, value in declared if name in field_names() and name != "seed"}
+
+
+def _check_names(values: Mapping[str, Any], notebooks: Sequence[Notebook]) -> None:
+    known = {name for book in notebooks for name in book.defaults} | set(field_names())
+    for name, value in values.items():
+        if name in _RESERVED:
+            raise ConfigError(
+                f"{name} must be given as {_RESERVED[name]}, got {name}={value!r} as a parameter"
+            )
+        if name not in known:
+            hint = nearest_name(name, sorted(known - set(_RESERVED)))
+            raise ConfigError(
+                f"{name} must be a parameter of a notebook or a setting of the run, "
+                f"got {name}={value!r}{hint}"
+            )
+
+
+def _typed(name: str, value: Any, book: Notebook) -> Any:
+    """Return ``value`` in the type of the default in ``book``, or refuse it."""
+    default = book.defaults[name]
+    if default is None:
+        return _finite(name, value)
+    kind = type(default)
+    try:
+        converted = _convert(value, kind)
+        if kind is list and default:
+            item_kind = _common_kind(default)
+            converted = [_convert(item, item_kind) for item in converted]
+    except TypeError:
+        raise ConfigError(
+            f"{name} must be {_KINDS.get(kind, kind.__name__)} like the default {default!r} of "
+            f"{book.name}, got {name}={value!r} ({type(value).__name__})"
+        ) from None
+    return _finite(name, converted)
+
+
+def _convert(value: Any, kind: type) -> Any:
+    """Return ``value`` as ``kind`` where nothing is lost, else raise TypeError."""
+    if kind is float and isinstance(value, str):
+        # YAML 1.1 reads 2e-4 as text: it wants a dot in the mantissa.
+        try:
+            return float(value)
+        except ValueError:
+            raise TypeError from None
+    if kind is float and type(value) is int:
+        return float(value)
+    if kind is not object and type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _common_kind(items: list[Any]) -> type:
+    kinds = {type(item) for item in items}
+    if kinds == {int, float}:
+        return float
+    return kinds.pop() if len(kinds) == 1 else object
+
+
+def _finite(name: str, value: Any) -> Any:
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, float) and not math.isfinite(item):
+            raise ConfigError(f"{name} must be finite, got {name}={value!r}")
+    return value

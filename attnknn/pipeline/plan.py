@@ -1,0 +1,98 @@
+"""A request → a checked plan: which notebook runs with which parameters, into which folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnknn.config import ConfigError
+from attnknn.pipeline.notebooks import Notebook, find_notebooks, select
+from attnknn.pipeline.parameters import (
+    Assignment,
+    assign,
+    check_run_name,
+    read_profile,
+    run_name,
+)
+from attnknn.pipeline.state import Task
+from attnknn.runs import profile_seeds, project_root, results_root
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked request: nothing in it can be wrong any more.
+
+    Attributes:
+        profile: Name of the profile.
+        folder: The run's folder.
+        notebooks: Selected notebooks, the training added where one of them reads it.
+        wanted: Names of the notebooks selected by the user.
+        assignment: Checked parameters.
+        seeds: Seeds to train and read.
+    """
+
+    profile: str
+    folder: Path
+    notebooks: list[Notebook]
+    wanted: set[str]
+    assignment: Assignment
+    seeds: list[int]
+
+    def tasks(self) -> tuple[list[Task], list[Task]]:
+        """Return the training, one task a seed, and all the rest."""
+        training = [
+            self._task(b, (s,)) for b in self.notebooks if b.is_training for s in self.seeds
+        ]
+        rest = [self._task(b, tuple(self.seeds)) for b in self.notebooks if not b.is_training]
+        return training, rest
+
+    def _task(self, book: Notebook, seeds: tuple[int, ...]) -> Task:
+        # A bare name instead of a path: executed copies tell nothing of the machine's folders.
+        own = {"run_dir": self.folder.name, "seed": seeds[0], "seeds": list(seeds)}
+        given = {name: value for name, value in own.items() if name in book.defaults}
+        many = book.is_training and len(self.seeds) > 1
+        copy = f"{book.name}.seed{seeds[0]}" if many else book.name
+        return Task(book, self.assignment.by_notebook[book.name] | given, seeds, copy)
+
+
+def make_plan(
+    profile: str = "quick",
+    *,
+    notebooks: Sequence[str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    seeds: Sequence[int] | None = None,
+    name: str | None = None,
+    results: Path | None = None,
+) -> Plan:
+    """Check a request completely, in well under a second, without writing anything.
+
+    Args:
+        profile: Name of a file in ``notebooks/params``, or a path that ends in ``.yaml``.
+        notebooks: Numbers or names of the notebooks to execute; all when None.
+        overrides: Parameters that differ from the profile.
+        seeds: Seeds to train; those of the profile (else seed 0) when None.
+        name: Name of the run's folder; made of profile and overrides when None.
+        results: Folder of all runs; ``results_root()`` when None.
+
+    Raises:
+        ConfigError: For anything unknown, mistyped or impossible.
+    """
+    project = project_root()
+    if project is None:
+        raise ConfigError(
+            "a run must be started inside the project (a folder with notebooks/ and "
+            f"pyproject.toml), got {Path.cwd()}"
+        )
+    overrides = dict(overrides or {})
+    values = read_profile(project / "notebooks/params", profile)
+    own_seeds = profile_seeds(values)
+    chosen = own_seeds if seeds is None else profile_seeds({"seeds": list(seeds)})
+    books = find_notebooks(project / "notebooks")
+    assignment = assign(values | overrides, books)
+    wanted = select(books, notebooks)
+    trained = any(book.reads_training for book in wanted)
+    needed = [book for book in books if book in wanted or (trained and book.is_training)]
+    root = results_root() if results is None else Path(results).expanduser().resolve()
+    folder = root / check_run_name(run_name(profile, overrides) if name is None else name)
+    names = {book.name for book in wanted}
+    return Plan(profile, folder, needed, names, assignment, chosen)

@@ -1,0 +1,208 @@
+"""Stage 1: train the embedder together with its objective's network.
+
+One loop for every recipe: the objective says what a batch costs, the optimiser how weights move,
+and this file keeps the order of rows, the augmentation, the record, the best epoch and the state
+from which a killed training goes on.
+"""
+
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from attnknn.augment import alternating_flips, augment_batch, mixup
+from attnknn.backbones import build_embedder
+from attnknn.checkpoint import load_checkpoint, save_checkpoint
+from attnknn.config import RunConfig
+from attnknn.data import Splits
+from attnknn.embed import embed, to_batch
+from attnknn.objectives import OBJECTIVES, Batch
+from attnknn.optim import build_optimiser
+from attnknn.selfmemory import SelfMemory
+
+State = dict[str, dict[str, Tensor]]
+
+
+class Stage1:
+    """One training: networks, optimiser, memory and every source of chance.
+
+    Args:
+        config: Everything that shapes the training.
+        splits: Training rows to learn from, validation rows to choose the epoch.
+        device: Where the networks run.
+    """
+
+    def __init__(self, config: RunConfig, splits: Splits, *, device: torch.device) -> None:
+        torch.manual_seed(config.seed)
+        self.config, self.splits, self.device = config, splits, device
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.embedder = build_embedder(config.embedder, splits).to(device)
+        self.objective = OBJECTIVES[config.training.objective](
+            config, self.embedder, splits.n_classes
+        )
+        self.objective.network.to(device)
+        self.steps_per_epoch = max(1, len(splits.train) // config.training.batch_size)
+        self.optimiser = build_optimiser(
+            config.training,
+            embedder=self.embedder,
+            steps_per_epoch=self.steps_per_epoch,
+            **{self.objective.role: self.objective.network},
+        )
+        self.features = self.embedder.features
+        if config.training.compile:
+            self.features = torch.compile(self.embedder.features)
+        self.epoch = 0
+        self.history: list[dict[str, float]] = []
+        self.best: dict[str, Any] = {"val_accuracy": -1.0, "networks": None}
+        self._labels = torch.from_numpy(splits.train.labels)
+
+    def run(self, checkpoint: Path, *, progress: bool = True) -> pd.DataFrame:
+        """Train to the end, from the checkpoint if there is one, and leave the best weights.
+
+        Args:
+            checkpoint: Written after every epoch; a killed run resumes from it and ends with the
+                same numbers as an unbroken one.
+            progress: Show a bar with the running loss.
+
+        Returns:
+            One row an epoch: mean losses, entropies, accuracies, learning rate, seconds.
+        """
+        if checkpoint.exists():
+            self._restore(load_checkpoint(checkpoint))
+        while self.epoch < self.config.training.epochs:
+            self._run_epoch(progress=progress)
+            save_checkpoint(checkpoint, self._state())
+        if self.best["networks"] is not None:
+            self._load_networks(self.best["networks"])
+        return pd.DataFrame(self.history)
+
+    def _run_epoch(self, *, progress: bool) -> None:
+        start, training = time.perf_counter(), self.config.training
+        if training.objective == "joint" and self.epoch % training.refresh_epochs == 0:
+            rows = embed(
+                self.embedder, self.splits.train.inputs, device=self.device, progress=progress
+            )
+            self._remember(rows)
+        means = self._train_epoch(progress=progress)
+        self.epoch += 1
+        if self.epoch == training.epochs:
+            self.optimiser.end_of_training()
+        rate = training.lr * self.optimiser.factor(self.optimiser.current_step)
+        row = {"epoch": self.epoch, "lr": rate} | means | self._validate()
+        self.history.append(row | {"seconds": time.perf_counter() - start})
+        # NOTE: leakage guard. The epoch is chosen on validation rows; test rows are not read here.
+        if row["val_accuracy"] >= self.best["val_accuracy"]:
+            networks = _copied(self._network_state())
+            self.best = {"val_accuracy": row["val_accuracy"], "networks": networks}
+
+    def _train_epoch(self, *, progress: bool) -> dict[str, float]:
+        """Go once through the training rows; return the mean of each recorded value."""
+        for network in self._networks().values():
+            network.train()
+        order = torch.randperm(len(self._labels), generator=self.generator)
+        # The last, smaller batch is left out: the optimiser's step count stays exact.
+        batches = order.split(self.config.training.batch_size)[: self.steps_per_epoch]
+        title = f"epoch {self.epoch + 1}/{self.config.training.epochs}"
+        bar = tqdm(batches, desc=title, disable=not progress, leave=False)
+        sums: dict[str, float] = defaultdict(float)
+        for number, ids in enumerate(bar):
+            self.optimiser.set_step(self.epoch * self.steps_per_epoch + number)
+            for name, value in self._train_step(ids).items():
+                sums[name] += float(value)
+            bar.set_postfix(loss=f"{sums['loss'] / (number + 1):.3f}", refresh=False)
+        return {name: total / len(batches) for name, total in sums.items()}
+
+    def _train_step(self, ids: Int[Tensor, " B"]) -> dict[str, Tensor]:
+        inputs, batch = self._load(ids)
+        self.optimiser.zero_grad()
+        per_row, recorded = self.objective.loss(self.features(inputs), batch)
+        loss = per_row.mean()
+        if not torch.isfinite(loss):
+            raise RuntimeError(
+                f"the training loss became {loss.item()} in epoch {self.epoch + 1}: "
+                f"lower lr, now {self.config.training.lr}, or set clip_norm"
+            )
+        loss.backward()
+        self.optimiser.step()
+        return {name: value.detach() for name, value in ({"loss": loss} | recorded).items()}
+
+    def _load(self, ids: Int[Tensor, " B"]) -> tuple[Tensor, Batch]:
+        """Return augmented, perhaps mixed inputs on the device, and what they are made of."""
+        training, generator = self.config.training, self.generator
+        inputs = to_batch(self.splits.train.inputs[ids.numpy()])
+        batch = Batch(ids, self._labels[ids])
+        names = self.splits.augmentation if training.augment == "auto" else training.augment
+        if self.splits.kind == "image" and names:
+            flips = None
+            if training.alternating_flip:
+                flips = alternating_flips(ids, epoch=self.epoch, seed=self.config.seed)
+            inputs = augment_batch(
+                inputs,
+                names,
+                generator,
+                pad=training.crop_pad,
+                pad_mode=training.crop_mode,
+                flips=flips,
+            )
+        if training.mixup_alpha > 0 and torch.rand((), generator=generator) < training.mixup_share:
+            inputs, batch.partners, batch.share = mixup(inputs, training.mixup_alpha, generator)
+        return inputs.to(self.device), batch
+
+    def _validate(self) -> dict[str, float]:
+        """Return accuracy and NLL of the validation rows under the current networks."""
+        labels = torch.from_numpy(self.splits.val.labels)
+        log_probs = self.objective.log_probs(self.embedder, self.splits.val.inputs)
+        hits = (log_probs.argmax(dim=1) == labels).float()
+        nll = functional.nll_loss(log_probs, labels)
+        return {"val_accuracy": float(hits.mean()), "val_nll": float(nll)}
+
+    def _remember(self, rows: Any) -> None:
+        labels, n_classes = self.splits.train.labels, self.splits.n_classes
+        self.objective.memory = SelfMemory(rows, labels, self.config, n_classes=n_classes)
+
+    def _networks(self) -> dict[str, nn.Module]:
+        return {"embedder": self.embedder, "objective": self.objective.network}
+
+    def _network_state(self) -> State:
+        return {name: network.state_dict() for name, network in self._networks().items()}
+
+    def _load_networks(self, state: State) -> None:
+        for name, network in self._networks().items():
+            network.load_state_dict(state[name])
+
+    def _state(self) -> dict[str, Any]:
+        memory = self.objective.memory
+        return {
+            "epoch": self.epoch,
+            "history": self.history,
+            "best": self.best,
+            "networks": self._network_state(),
+            "optimiser": self.optimiser.state_dict(),
+            "generator": self.generator.get_state(),
+            "torch_rng": torch.get_rng_state(),
+            # A memory older than the networks cannot be made again from them.
+            "memory_rows": None if memory is None else memory.bank.rows,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.epoch, self.history, self.best = state["epoch"], state["history"], state["best"]
+        self._load_networks(state["networks"])
+        self.optimiser.load_state_dict(state["optimiser"])
+        self.generator.set_state(state["generator"])
+        torch.set_rng_state(state["torch_rng"])
+        if state["memory_rows"] is not None:
+            self._remember(state["memory_rows"].numpy())
+
+
+def _copied(state: State) -> State:
+    return {
+        network: {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+        for network, tensors in state.items()
+    }

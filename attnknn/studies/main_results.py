@@ -1,0 +1,248 @@
+"""Main results: every method on the same embedder, the same memory and the same test rows.
+
+Axes: B test rows, C classes, V views.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from scipy.special import log_softmax, softmax
+
+from attnknn.baselines import FittedMethod, fit_adaptive_k, fit_baseline
+from attnknn.calibrate import apply_temperature, fit_temperature
+from attnknn.classify import (
+    Attention,
+    Distance,
+    KEnsemble,
+    Method,
+    Uniform,
+    predict,
+    predict_views,
+)
+from attnknn.compare import compare_methods
+from attnknn.measure import (
+    METRIC_NAMES,
+    expected_calibration_error,
+    reliability_table,
+    summarise,
+)
+from attnknn.neighbours import Neighbours
+from attnknn.report import DisplayTable, pivot_mean_interval
+from attnknn.train import TrainedRun
+from attnknn.views import embed_views
+
+METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
+RELIABILITY = ("uniform", "distance (tuned)", "attention", "cnn + temperature")
+RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "cnn + temperature")
+Predictions = dict[str, Float[np.ndarray, "B C"]]
+
+
+@dataclass(frozen=True)
+class MainResults:
+    """Probabilities of every method and seed, and what they amount to.
+
+    Attributes:
+        probs: Method name to one table of probabilities a seed.
+        labels: True classes of the test rows, the same for all seeds.
+        table: One row per seed, method and measure.
+    """
+
+    probs: Mapping[str, list[Float[np.ndarray, "B C"]]]
+    labels: Int[np.ndarray, " B"]
+    table: pd.DataFrame
+
+    def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece")):
+        """Return every method's paired difference to the attention."""
+        return compare_methods(self.probs, self.labels, "attention", metrics=metrics)
+
+
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """One search of a run: held-out queries to fit on, test queries to report on."""
+
+    held_out: Neighbours
+    held_out_labels: Int[np.ndarray, " B"]
+    test: Neighbours
+
+
+def search_run(run: TrainedRun, k: int) -> Neighbourhoods:
+    """Return the k nearest memory rows of the validation and the test rows; k is lowered to N."""
+    k = min(k, len(run.bank))
+    return Neighbourhoods(
+        run.bank.search(run.rows("val"), k), run.labels("val"), run.bank.search(run.rows("test"), k)
+    )
+
+
+def main_results(
+    runs: Sequence[TrainedRun],
+    *,
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    k_ensemble: Sequence[int] = (5, 10, 20),
+    tta_views: int = 5,
+    tta_kind: str = "v5",
+) -> MainResults:
+    """Return the main results over the seeds of a run.
+
+    Args:
+        runs: One trained run a seed.
+        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_baseline: Neighbours of the two untuned methods.
+        k_ensemble: The k of the k-ensembles.
+        tta_views: Views of each test image, the original included; 0 or 1 leaves TTA out.
+        tta_kind: "v5", "narrative" or "shifts".
+    """
+    seeds = []
+    for run in runs:
+        found = search_run(run, max(k_eval, k_baseline, *k_ensemble))
+        probs = knn_predictions(run, found, k_eval, k_baseline, k_ensemble)
+        probs |= tta_predictions(run, found, k_eval, k_baseline, tta_views, tta_kind)
+        seeds.append(probs | cnn_predictions(run))
+    labels = runs[0].labels("test")
+    tables = [_tidy(run, probs, labels) for run, probs in zip(runs, seeds, strict=True)]
+    by_method = {name: [probs[name] for probs in seeds] for name in seeds[0]}
+    return MainResults(by_method, labels, pd.concat(tables, ignore_index=True))
+
+
+def knn_predictions(
+    run: TrainedRun,
+    found: Neighbourhoods,
+    k_eval: int,
+    k_baseline: int,
+    k_ensemble: Sequence[int],
+) -> Predictions:
+    """Return test probabilities of the neighbour methods, all from one search."""
+    limit = found.test.k
+    plain = plain_methods(min(k_baseline, limit))
+    attention = Attention(min(k_eval, limit), run.attention)
+    ks = tuple(k for k in k_ensemble if k <= limit) or (limit,)
+    adaptive = fit_adaptive_k(attention, found.held_out, found.held_out_labels)
+    wrapped = {
+        "attention": attention,
+        "attention + k-ensemble": KEnsemble(attention, ks),
+        "attention + adaptive k": adaptive,
+    }
+    probs = {name: predict(method, found.test) for name, method in plain.items()}
+    probs |= {name: fit.predict(found.test) for name, fit in tuned_baselines(found).items()}
+    return probs | {name: predict(method, found.test) for name, method in wrapped.items()}
+
+
+def plain_methods(k: int) -> dict[str, Method]:
+    """Return the untuned methods as published: 1 / k, and softmax of minus squared distance."""
+    return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
+
+
+def tuned_baselines(found: Neighbourhoods) -> dict[str, FittedMethod]:
+    """Return the baselines with everything chosen on the held-out queries."""
+    names = ("uniform", "distance", "prototypes")
+    return {
+        f"{name} (tuned)": fit_baseline(name, found.held_out, found.held_out_labels)
+        for name in names
+    }
+
+
+def tta_predictions(
+    run: TrainedRun,
+    found: Neighbourhoods,
+    k_eval: int,
+    k_baseline: int,
+    n_views: int,
+    kind: str,
+) -> Predictions:
+    """Return test probabilities averaged over views; nothing for data without views."""
+    if n_views < 2 or run.splits.kind != "image":
+        return {}
+    k = found.test.k
+    others = embed_views(run, n_views=n_views, kind=kind)[1:]  # the first view is searched already
+    views = [found.test, *(run.bank.search(rows, k) for rows in others)]
+    uniform, attention = Uniform(min(k_baseline, k)), Attention(min(k_eval, k), run.attention)
+    return {
+        "uniform + TTA": predict_views(uniform, views),
+        "attention + TTA": predict_views(attention, views),
+    }
+
+
+def cnn_predictions(run: TrainedRun) -> Predictions:
+    """Return the classifier head's test probabilities, plain and temperature-scaled."""
+    test, held_out = run.cnn_logits("test"), run.cnn_logits("val")
+    if test is None:
+        return {}
+    temperature = fit_temperature(
+        log_softmax(held_out.astype(np.float64), axis=1), run.labels("val")
+    )
+    probs = softmax(test.astype(np.float64), axis=1)
+    return {"cnn": probs, "cnn + temperature": apply_temperature(probs, temperature)}
+
+
+def main_table(results: MainResults) -> DisplayTable:
+    """Return methods against measures; bold where the best beats tuned distance weights."""
+    rival = compare_methods(results.probs, results.labels, "distance (tuned)", metrics=METRICS)
+    return pivot_mean_interval(results.table, comparison=rival)
+
+
+def reliability(
+    results: MainResults, names: Sequence[str]
+) -> tuple[dict[str, pd.DataFrame], dict[str, str]]:
+    """Return ten-bin reliability tables of the first seed, and a line with the ECE of each."""
+    first = {name: results.probs[name][0] for name in names}
+    tables = {
+        name: reliability_table(probs, results.labels, n_bins=10) for name, probs in first.items()
+    }
+    errors = {
+        name: expected_calibration_error(probs, results.labels) for name, probs in first.items()
+    }
+    return tables, {name: f"ECE {error:.4f}" for name, error in errors.items()}
+
+
+def worst_mistake(results: MainResults, method: str = "attention") -> int:
+    """Return the test row that a method gets wrong with the most confidence, in the first seed."""
+    probs = results.probs[method][0]
+    wrong = probs.argmax(axis=1) != results.labels
+    return int(np.where(wrong, probs.max(axis=1), -1.0).argmax())
+
+
+def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "accuracy")) -> str:
+    """Return, in Markdown, how the attention fares against the tuned rivals, measure by measure."""
+    table = results.comparison(metrics=metrics)
+    table = table[table["method"].isin(RIVALS)]
+    means = results.table[results.table["method"] == "attention"].groupby("metric")["value"].mean()
+    lines = [
+        f"- **{METRIC_NAMES[metric]}** (attention: {means[metric]:.4f}): "
+        f"{_standing(table[table['metric'] == metric])}."
+        for metric in metrics
+    ]
+    first = table.iloc[0]
+    size = f"{first['n_rows']:,} test rows, {first['n_seeds']} seed(s)".replace(",", " ")
+    note = f"Paired tests at 95 %, Holm-corrected over methods; {size}."
+    return "\n".join([*lines, "", note])
+
+
+def _standing(table: pd.DataFrame) -> str:
+    """Say which rivals the attention beats, loses to, or cannot be told from."""
+    # Rows are rivals minus attention: where a rival is worse, the attention is better.
+    words = {
+        "worse": "better than",
+        "better": "worse than",
+        "no difference at this size": "no difference at this size from",
+        "undefined": "cannot be compared with",
+    }
+    groups = [
+        f"{phrase} {', '.join(table.loc[table['verdict'] == found, 'method'])}"
+        for found, phrase in words.items()
+        if (table["verdict"] == found).any()
+    ]
+    return "; ".join(groups)
+
+
+def _tidy(run: TrainedRun, probs: Predictions, labels: Int[np.ndarray, " B"]) -> pd.DataFrame:
+    rows = [
+        {"dataset": run.config.data.dataset, "seed": run.config.seed, "method": name}
+        | {"metric": metric, "value": value}
+        for name, table in probs.items()
+        for metric, value in summarise(table, labels).items()
+        if metric in METRICS
+    ]
+    return pd.DataFrame(rows)

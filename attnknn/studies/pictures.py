@@ -1,0 +1,41 @@
+"""Pictures of single predictions: a query, its neighbours, and how much each of them counts."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnknn import plot
+from attnknn.classify import predict
+from attnknn.neighbours import Neighbours
+from attnknn.train import TrainedRun
+
+
+def neighbours_figure(
+    run: TrainedRun, found: Neighbours, query: int, *, part: str = "test"
+) -> Figure:
+    """Return a figure of one query's neighbours: images where there are images, else bars.
+
+    Args:
+        run: The run whose attention weighs.
+        found: A search with the rows of ``part`` as queries.
+        query: Which of the queries.
+        part: "val" or "test".
+    """
+    one = found.of_queries(slice(query, query + 1))
+    method = run.method(found.k)
+    probs, weights = predict(method, one)[0], method.weights(one)[0].numpy()
+    predicted, actual = int(probs.argmax()), int(run.labels(part)[query])
+    names = run.class_names
+    note = f"{names[actual]}?\n{names[predicted]} {100 * probs[predicted]:.0f} %"
+    seen = {"trust": one.trust[0].numpy(), "class_names": names, "predicted": predicted}
+    labels = one.labels[0].numpy()
+    if run.splits.kind != "image":
+        return plot.neighbour_bars(weights, labels, **seen).figure
+    images = _drawable(run.splits.train.inputs[one.ids[0].numpy()])
+    own = _drawable(getattr(run.splits, part).inputs[query][None])[0]
+    return plot.neighbour_strip(own, images, weights, labels, query_note=note, **seen)
+
+
+def _drawable(images: np.ndarray) -> np.ndarray:
+    """Return (N, height, width[, 3]) bytes from (N, channels, height, width)."""
+    moved = np.moveaxis(images, 1, -1)
+    return moved[..., 0] if moved.shape[-1] == 1 else moved

@@ -1,0 +1,56 @@
+"""Training study: what a trained run is, in tables and words."""
+
+import pandas as pd
+
+from attnknn.neighbours import Neighbours
+from attnknn.train import PARTS, TrainedRun
+
+
+def run_facts(run: TrainedRun) -> pd.DataFrame:
+    """Return what a run was made of and what it cost, one fact a row."""
+    report, bank = run.report, run.bank
+    rows = ", ".join(f"{report['rows'][part]:,} {part}" for part in PARTS)
+    facts = {
+        "data": f"{run.config.data.dataset} ({rows})",
+        "source": report["data_source"],
+        "embedder": f"{run.config.embedder.backbone}, {report['parameters']:,} parameters",
+        "pretrained weights": "yes" if report["pretrained"] else "no",
+        "memory": f"{len(bank):,} rows of width {bank.dim}, index {bank.index_name}",
+        "mean trust of the memory": f"{bank.view.noise:.3f}",
+        "seconds, stage 1 / stage 2": "{stage1:.1f} / {stage2:.1f}".format(**report["seconds"]),
+    }
+    return pd.DataFrame({"fact": facts.keys(), "value": facts.values()})
+
+
+def class_facts(run: TrainedRun) -> pd.DataFrame:
+    """Return size and mean trust of each class in the memory."""
+    view = run.bank.view
+    table = pd.DataFrame({"class": view.labels.numpy(), "trust": view.trust.numpy()})
+    grouped = table.groupby("class")["trust"].agg(rows="size", mean_trust="mean").reset_index()
+    grouped["class"] = [run.class_names[label] for label in grouped["class"]]
+    return grouped
+
+
+def hardest_query(neighbours: Neighbours) -> int:
+    """Return the query whose neighbours disagree most about the label."""
+    shares = (neighbours.labels == neighbours.labels.mode(dim=1).values[:, None]).float()
+    return int(shares.mean(dim=1).argmin())
+
+
+def verdict(run: TrainedRun) -> str:
+    """Return, in one Markdown paragraph, how the training went."""
+    sentences = []
+    if len(run.history):
+        best = run.history.iloc[run.history["val_accuracy"].to_numpy()[::-1].argmax() * -1 - 1]
+        sentences.append(
+            f"The embedder reached {100 * best['val_accuracy']:.1f} % on the validation rows "
+            f"(epoch {best['epoch']:.0f} of {len(run.history)}, chosen there)."
+        )
+    if len(run.fit_history):
+        fitted, seconds = run.fit_history["stop_nll"], run.report["seconds"]["stage2"]
+        sentences.append(
+            f"The attention was fitted on held-out queries in {seconds:.1f} s: NLL "
+            f"{fitted.iloc[0]:.3f} after the first epoch, {fitted.min():.3f} at the best "
+            f"(epoch {int(fitted.argmin()) + 1} of {len(fitted)})."
+        )
+    return " ".join(sentences) or "Nothing was trained: the embeddings were taken as they are."

@@ -1,0 +1,103 @@
+"""Fitted baselines: the best of their candidates, on held-out rows, each with its calibration."""
+
+import numpy as np
+import pytest
+
+from attnknn.baselines import (
+    ADAPTIVE_THRESHOLDS,
+    BASELINES,
+    DISTANCE_TEMPERATURES,
+    KS,
+    calibrate,
+    candidates,
+    fit_adaptive_k,
+    fit_baseline,
+    fit_method,
+)
+from attnknn.classify import AdaptiveK, Distance, Prototypes, Uniform, predict
+from attnknn.measure import negative_log_likelihood
+
+
+@pytest.fixture
+def held_out(make_blobs):
+    """Neighbours and labels of 211 queries against 307 rows, at k = 50."""
+    blobs = make_blobs(seed=4, n_rows=307, n_queries=211)
+    return blobs.bank().search(blobs.queries, 50), blobs.query_labels
+
+
+def test_candidates_are_cut_to_what_was_searched():
+    assert candidates("uniform", 23) == [Uniform(5), Uniform(10), Uniform(20)]
+    assert candidates("uniform", 3) == [Uniform(3)]
+    assert len(candidates("distance", 50)) == len(KS) * len(DISTANCE_TEMPERATURES)
+    assert all(isinstance(each, Prototypes) for each in candidates("prototypes", 50))
+    with pytest.raises(ValueError, match=r"name must be one of .*did you mean 'distance'"):
+        candidates("distances", 50)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_the_chosen_setting_is_the_best_of_all(held_out, name):
+    neighbours, labels = held_out
+    best = fit_baseline(name, neighbours, labels)
+    losses = [calibrate(each, neighbours, labels).nll for each in candidates(name, 50)]
+    assert best.nll == min(losses)
+    assert best.nll == pytest.approx(negative_log_likelihood(best.predict(neighbours), labels))
+
+
+@pytest.mark.parametrize("method", [Uniform(10), Distance(20, 0.1), Prototypes(20.0)])
+def test_calibration_never_does_worse_than_the_common_floor(held_out, method):
+    neighbours, labels = held_out
+    plain = negative_log_likelihood(predict(method, neighbours), labels)
+    assert calibrate(method, neighbours, labels).nll < plain
+
+
+def test_fault_6_the_distance_temperature_is_fitted(make_blobs):
+    # Small blobs of other classes all around: of 50 neighbours only the nearest few are right.
+    blobs = make_blobs(seed=4, n_rows=307, n_queries=211, spread=0.15, n_blobs=47)
+    neighbours, labels = blobs.bank().search(blobs.queries, 50), blobs.query_labels
+    methods = [Distance(50, tau) for tau in DISTANCE_TEMPERATURES]
+    best = fit_method(methods, neighbours, labels)
+    assert DISTANCE_TEMPERATURES[0] < best.method.temperature < DISTANCE_TEMPERATURES[-1]
+    published = calibrate(Distance(50, 1.0, squared=True), neighbours, labels)
+    assert best.nll < 0.8 * published.nll
+
+
+def test_fitted_baselines_repeat_on_new_rows(make_blobs, held_out):
+    fitted = fit_baseline("distance", *held_out)
+    fresh = make_blobs(seed=4, n_rows=307, n_queries=421)  # the same rows, other queries
+    neighbours = fresh.bank().search(fresh.queries, 50)
+    tuned = negative_log_likelihood(fitted.predict(neighbours), fresh.query_labels)
+    plain = negative_log_likelihood(predict(Distance(50), neighbours), fresh.query_labels)
+    assert tuned < plain
+
+
+def test_fault_17_the_fitted_threshold_is_the_best_and_can_reach_every_branch(held_out):
+    neighbours, labels = held_out
+    inner = Distance(50, 0.1)
+    fitted = fit_adaptive_k(inner, neighbours, labels)
+
+    def loss(threshold):
+        return negative_log_likelihood(predict(AdaptiveK(inner, threshold), neighbours), labels)
+
+    losses = {threshold: loss(threshold) for threshold in ADAPTIVE_THRESHOLDS}
+    assert fitted.threshold == min(losses, key=losses.get)
+    reached = {
+        threshold: set(AdaptiveK(inner, threshold).chosen_k(neighbours).tolist())
+        for threshold in ADAPTIVE_THRESHOLDS
+    }
+    assert 50 not in reached[0.5]
+    assert any(50 in ks for ks in reached.values())
+    assert len(set(losses.values())) > 1
+
+
+def test_the_better_of_two_methods_is_taken(held_out):
+    neighbours, labels = held_out
+    fits = [calibrate(each, neighbours, labels) for each in (Uniform(50), Uniform(10))]
+    best = fit_method([Uniform(50), Uniform(10)], neighbours, labels)
+    assert best.method == min(fits, key=lambda fit: fit.nll).method
+
+
+def test_calibrated_rows_are_probabilities(held_out):
+    neighbours, labels = held_out
+    probs = fit_baseline("uniform", neighbours, labels).predict(neighbours)
+    np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-9)
+    assert probs.min() > 0

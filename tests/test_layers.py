@@ -1,0 +1,90 @@
+"""Layers: a module imports only from modules earlier in the list; ``import attnknn`` is light."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "attnknn"
+
+# The one place where the order is written down. A sub-package counts as one module.
+ORDER = """
+    checks files typed config provenance
+    routes catalogue sources rows tables ownfiles readers data
+    corrupt augment
+    measure calibrate resample compare
+    afmp backbones embed
+    blas index neighbours memory
+    parts attention classify baselines explain
+    losses fit
+    muon schedules optim checkpoint selfmemory objectives stage1 train
+    runs views
+    plot report studies
+    pdf pipeline cli
+    estimator
+""".split()
+
+
+def module_of(path: Path) -> str:
+    """Return the module, or the sub-package, that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def files_by_module() -> dict[str, list[Path]]:
+    """Return the source files of every module of the package."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path != PACKAGE / "__init__.py":
+            found.setdefault(module_of(path), []).append(path)
+    return found
+
+
+def imported_modules(source: str) -> set[str]:
+    """Return the modules of the package that a source imports, inside functions too."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports within the package are written in full"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        parts = (name.split(".") for name in names)
+        found |= {part[1] for part in parts if part[0] == "attnknn" and len(part) > 1}
+    return found
+
+
+MODULES = files_by_module()
+
+
+def test_every_module_has_its_place():
+    missing = sorted(set(MODULES) - set(ORDER))
+    assert not missing, f"put {missing} into ORDER in tests/test_layers.py, behind what they import"
+    assert len(set(ORDER)) == len(ORDER), "a module stands in ORDER twice"
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_from_earlier_ones(module):
+    imports = set().union(*(imported_modules(path.read_text()) for path in MODULES[module]))
+    allowed = set(ORDER[: ORDER.index(module)]) if module in ORDER else set()
+    wrong = sorted(name for name in imports - {module} - allowed if name in MODULES)
+    assert not wrong, f"attnknn.{module} imports {wrong}, which come later in ORDER"
+
+
+def test_the_imports_are_all_seen():
+    source = (
+        "import attnknn.memory\nfrom attnknn import fit as f, sources\n"
+        "from attnknn.pdf.book import bind\nimport numpy\n"
+        "def late():\n    from attnknn.train import load_run\n"
+    )
+    assert imported_modules(source) == {"memory", "fit", "sources", "pdf", "train"}
+
+
+def test_importing_the_package_is_light():
+    heavy = ["torchvision", "timm", "matplotlib", "papermill", "faiss", "dask", "pymilvus"]
+    code = f"import sys, attnknn; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,115 @@
+"""Neighbours and label views: worked by hand, invariant, cut without a second search."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnknn.neighbours import view_labels
+
+
+def test_a_label_view_by_hand(circle):
+    # Leave-one-out neighbours: 0 -> 1, 2; 1 -> 2, 0; 2 -> 1 and 0 or 3 (a tie); 3 -> 2, 1.
+    view = circle.view_of(torch.tensor([0, 1, 1, 1]))
+    assert view.histograms[0].tolist() == [0, 1, 0, 0]
+    assert view.histograms[1].tolist() == [0.5, 0.5, 0, 0]
+    assert view.histograms[3].tolist() == [0, 1, 0, 0]
+    assert view.trust[[0, 1, 3]].tolist() == [0, 0.5, 1]
+    assert view.n_classes == 4
+    assert view.noise == pytest.approx(view.trust.mean().item())
+
+
+def test_prototypes_are_means_of_trusted_rows():
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.6, 0.8]])
+    labels = torch.tensor([0, 0, 0, 1])
+    # Row 2 sees only the label 1, so it is not trusted; row 3 is its class's only row.
+    ids = torch.tensor([[1, 2], [0, 2], [3, 3], [0, 1]])
+    view = view_labels(rows, labels, ids, n_classes=3)
+    half = 0.5**0.5
+    expected = torch.tensor([[half, half], [0.6, 0.8], [0.0, 0.0]])
+    torch.testing.assert_close(view.prototypes, expected)
+
+
+def test_exactly_half_is_not_trusted():
+    # Ten times 1/20 in float32 is above one half; the share must be exact.
+    n_rows, voters = 23, 20
+    rows = torch.nn.functional.normalize(torch.arange(2 * n_rows).float().view(-1, 2) + 1, dim=1)
+    labels = torch.tensor([0] * 12 + [1] * 11)
+    ids = torch.cat([torch.arange(10), torch.arange(12, 22)]).expand(n_rows, voters)
+    view = view_labels(rows, labels, ids, n_classes=2)
+    assert view.trust.tolist() == [0.5] * n_rows
+    # Nobody is trusted, so all rows of a class shape its prototype.
+    expected = torch.nn.functional.normalize(rows[:12].sum(dim=0), dim=0)
+    torch.testing.assert_close(view.prototypes[0], expected)
+
+
+def test_an_absent_class_has_no_prototype_and_no_share(bank, blobs):
+    view = view_labels(bank.rows, bank.labels, bank.own_neighbours, n_classes=7)
+    assert view.prototypes[5:].abs().max() == 0
+    assert view.histograms[:, 5:].max() == 0
+    torch.testing.assert_close(view.histograms.sum(dim=1), torch.ones(len(blobs.rows)))
+
+
+def test_renaming_the_labels_renames_the_view(bank):
+    order = torch.tensor([3, 0, 4, 1, 2])  # class c becomes order[c]
+    renamed = bank.view_of(order[bank.labels])
+    torch.testing.assert_close(renamed.histograms[:, order], bank.view.histograms)
+    torch.testing.assert_close(renamed.prototypes[order], bank.view.prototypes)
+    assert torch.equal(renamed.trust, bank.view.trust)
+
+
+def test_what_belongs_to_a_neighbour_is_read_from_its_row(neighbours, blobs):
+    row, place = 17, 3
+    found = int(neighbours.ids[row, place])
+    view = neighbours.view
+    assert neighbours.labels[row, place] == blobs.labels[found]
+    assert neighbours.trust[row, place] == view.trust[found]
+    assert torch.equal(neighbours.histograms[row, place], view.histograms[found])
+    np.testing.assert_array_equal(neighbours.keys[row, place], blobs.rows[found])
+
+
+@pytest.mark.parametrize("k", [1, 5, 11])
+def test_the_first_k_of_a_search_are_the_search_at_k(bank, blobs, neighbours, k):
+    fresh, cut = bank.search(blobs.queries, k), neighbours.nearest(k)
+    assert torch.equal(cut.ids, fresh.ids)
+    torch.testing.assert_close(cut.scores, fresh.scores)
+    assert cut.k == k and cut.labels.shape == (29, k)
+
+
+def test_some_queries_are_the_search_for_these_queries(bank, blobs, neighbours):
+    some = neighbours.of_queries(torch.tensor([4, 2]))
+    fresh = bank.search(blobs.queries[[4, 2]], 11)
+    assert torch.equal(some.ids, fresh.ids)
+    assert torch.equal(some.queries, fresh.queries)
+    assert torch.equal(neighbours.of_queries(slice(0, 3)).ids, neighbours.ids[:3])
+
+
+def test_cutting_forgets_what_was_computed_for_all(neighbours):
+    assert neighbours.labels.shape == (29, 11)
+    assert neighbours.nearest(5).of_queries(slice(0, 3)).labels.shape == (3, 5)
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        (12, "k must be at most the 11 neighbours searched, got k=12"),
+        (0, "k must be an integer of at least 1, got k=0"),
+    ],
+)
+def test_a_k_that_was_not_searched_is_refused(neighbours, k, message):
+    with pytest.raises(ValueError, match=message):
+        neighbours.nearest(k)
+
+
+def test_other_labels_change_the_view_and_nothing_else(bank, neighbours):
+    other = neighbours.with_view(bank.view_of((bank.labels + 1) % 5))
+    assert torch.equal(other.ids, neighbours.ids)
+    assert torch.equal(other.labels, (neighbours.labels + 1) % 5)
+
+
+def test_everything_moves_to_the_device(neighbours):
+    moved = neighbours.to("meta")
+    tensors = (moved.queries, moved.scores, moved.ids, moved.rows)
+    view = moved.view
+    for tensor in (*tensors, view.labels, view.histograms, view.trust, view.prototypes):
+        assert tensor.device.type == "meta"
+    assert moved.labels.shape == (29, 11) and view.noise == neighbours.view.noise

@@ -1,0 +1,158 @@
+"""Stage 1: every setting is really applied, resume is exact, the test rows are never read."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from tiny import JOINT, SMALL, config, tiny_splits
+
+from attnknn.data import Split
+from attnknn.stage1 import Stage1
+
+CPU = torch.device("cpu")
+
+
+def train(settings, tmp_path, splits=None, name="run"):
+    stage = Stage1(settings, splits or tiny_splits(), device=CPU)
+    history = stage.run(tmp_path / f"{name}.pt", progress=False)
+    return stage, history
+
+
+def weights(stage: Stage1) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in stage.embedder.parameters()])
+
+
+def test_training_learns(tmp_path):
+    _, history = train(config(SMALL, epochs=10, lr=200.0), tmp_path)
+    assert history["loss"].iloc[-1] < history["loss"].iloc[0]
+    assert history["val_accuracy"].max() > 0.8
+
+
+def test_joint_training_learns_and_records_real_entropies(tmp_path):
+    _, history = train(config(JOINT, epochs=8, lr=3e-2), tmp_path)
+    assert history["val_accuracy"].max() > 0.8
+    entropy = history["entropy"]
+    # Fault 7: the published log shows a constant 0 here.
+    assert (entropy > 0).all() and (entropy <= np.log(5) + 1e-6).all() and entropy.nunique() > 1
+
+
+# Fault 7: settings that the published loop read and never used.
+JOINT_CHANGES = [
+    {"knn_weight": 0.3},
+    {"contrastive_weight": 0.0},
+    {"contrastive_temperature": 0.5},
+    {"contrastive_form": "margin"},
+    {"entropy_weight": 0.5},
+    {"label_smoothing": 0.0},
+    {"mixup_alpha": 0.4, "mixup_share": 1.0},
+    {"augment": []},
+    {"hard_negatives": "keep"},
+    {"hard_negatives": "weight"},
+    {"warmup_epochs": 1},
+    {"schedule": "warm_restarts", "restart_epochs": 1},
+    {"clip_norm": 0.01},
+    {"backbone_lr_scale": 0.0, "pretrained": False},
+    {"attention_lr_scale": 0.5},
+    {"k_train": 9},
+    {"exclude_self": False},
+    {"temperature_start": 0.2},
+    {"refresh_epochs": 2},
+    {"neighbour_search": "matmul"},
+]
+WITHOUT_EFFECT = [{"backbone_lr_scale": 0.0, "pretrained": False}]  # nothing is pretrained here
+
+
+@pytest.mark.parametrize("change", JOINT_CHANGES, ids=str)
+def test_fault_7_each_joint_setting_changes_the_training(change, tmp_path):
+    base, _ = train(config(JOINT), tmp_path, name="base")
+    changed, _ = train(config(JOINT, **change), tmp_path, name="changed")
+    same = torch.equal(weights(base), weights(changed))
+    assert same == (change in WITHOUT_EFFECT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label_smoothing": 0.0},
+        {"mixup_alpha": 0.4, "mixup_share": 1.0},
+        {"augment": []},
+        {"crop_pad": 1},
+        {"crop_mode": "zero"},
+        {"augment": ["crop", "flip"], "alternating_flip": False},
+        {"schedule": "cosine"},
+        {"lookahead": False},
+        {"clip_norm": 0.01},
+        {"head": "mlp"},
+        {"seed": 1},
+    ],
+    ids=str,
+)
+def test_each_head_setting_changes_the_training(change, tmp_path):
+    base, _ = train(config(SMALL), tmp_path, name="base")
+    changed, _ = train(config(SMALL, **change), tmp_path, name="changed")
+    assert not torch.equal(weights(base), weights(changed))
+
+
+def test_same_seed_gives_the_same_weights(tmp_path):
+    first, _ = train(config(JOINT), tmp_path, name="first")
+    second, _ = train(config(JOINT), tmp_path, name="second")
+    assert torch.equal(weights(first), weights(second))
+
+
+@pytest.mark.parametrize("base", [SMALL, JOINT | {"refresh_epochs": 2, "mixup_alpha": 0.4}])
+def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatch):
+    settings = config(base, epochs=4)
+    whole, history = train(settings, tmp_path, name="whole")
+
+    class KilledError(BaseException):
+        """Stands for kill -9 in the third epoch."""
+
+    def killed(self, *, progress):
+        if self.epoch == 2:
+            raise KilledError
+        return original(self, progress=progress)
+
+    original = Stage1._run_epoch
+    with monkeypatch.context() as patch:
+        patch.setattr(Stage1, "_run_epoch", killed)
+        with pytest.raises(KilledError):
+            train(settings, tmp_path, name="broken")
+    torch.manual_seed(12345)  # another process has another state
+    resumed, resumed_history = train(settings, tmp_path, name="broken")
+    assert torch.equal(weights(whole), weights(resumed))
+    columns = [name for name in history if name != "seconds"]
+    assert history[columns].equals(resumed_history[columns])
+
+
+def test_fault_5_the_test_rows_play_no_part(tmp_path):
+    splits = tiny_splits()
+    spoiled = replace(
+        splits, test=Split(np.zeros_like(splits.test.inputs), splits.test.labels[::-1].copy())
+    )
+    honest, _ = train(config(SMALL), tmp_path, splits, name="honest")
+    other, _ = train(config(SMALL), tmp_path, spoiled, name="other")
+    assert torch.equal(weights(honest), weights(other))
+
+
+def test_the_best_epoch_is_the_one_that_validates_best(tmp_path):
+    stage, history = train(config(SMALL, epochs=6, lr=30.0), tmp_path)
+    log_probs = stage.objective.log_probs(stage.embedder, stage.splits.val.inputs)
+    labels = torch.from_numpy(stage.splits.val.labels)
+    accuracy = (log_probs.argmax(dim=1) == labels).float().mean()
+    assert float(accuracy) == pytest.approx(history["val_accuracy"].max())
+
+
+def test_fault_13_the_joint_loss_reaches_the_attention(tmp_path):
+    stage = Stage1(
+        config(JOINT, entropy_weight=0.0, contrastive_weight=0.0), tiny_splits(), device=CPU
+    )
+    before = [p.detach().clone() for p in stage.objective.network.parameters()]
+    stage.run(tmp_path / "run.pt", progress=False)
+    after = list(stage.objective.network.parameters())
+    assert any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+def test_a_loss_that_is_not_finite_stops_with_advice(tmp_path):
+    with pytest.raises(RuntimeError, match="lower lr"):
+        train(config(SMALL, lr=1e30, lookahead=False), tmp_path)

@@ -1,0 +1,81 @@
+"""Run folders: complete or resumed, never overwritten, and what they hold is consistent."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tiny import JOINT, SMALL, config, tiny_splits
+
+import attnknn.train as train_module
+from attnknn.config import ConfigError, RunConfig
+from attnknn.train import choose_device, load_run, train_run
+
+
+@pytest.fixture(autouse=True)
+def tiny_data(monkeypatch):
+    monkeypatch.setattr(train_module, "load_splits", lambda *_, **__: tiny_splits())
+
+
+@pytest.fixture
+def run(tmp_path):
+    return train_run(config(SMALL), tmp_path / "seed0", progress=False)
+
+
+def test_a_run_holds_rows_labels_logits_and_an_attention(run):
+    assert run.rows("train").shape == (60, 8)
+    np.testing.assert_allclose(np.linalg.norm(run.rows("test"), axis=1), 1, rtol=1e-5)
+    assert run.labels("val").tolist() == tiny_splits().val.labels.tolist()
+    assert run.cnn_logits("test").shape == (24, 3)
+    assert len(run.history) == 2 and len(run.fit_history) == 3
+    assert run.report["data_source"] == "made by a test"
+    assert {"config", "seed", "seconds", "versions", "hardware", "commit"} <= set(run.report)
+
+
+def test_a_finished_run_is_loaded_not_trained_again(run, monkeypatch):
+    monkeypatch.setattr(train_module, "Stage1", None)  # would fail if it were used
+    again = train_run(config(SMALL), run.folder, progress=False)
+    np.testing.assert_array_equal(again.rows("test"), run.rows("test"))
+
+
+def test_another_configuration_is_refused_by_name(run):
+    with pytest.raises(ConfigError, match=r"epochs: 2 -> 3"):
+        train_run(config(SMALL, epochs=3), run.folder, progress=False)
+
+
+def test_the_saved_embedder_gives_the_saved_rows(run):
+    inputs = torch.from_numpy(tiny_splits().test.inputs).float() / 255
+    with torch.no_grad():
+        rows = run.embedder(inputs)
+    np.testing.assert_allclose(rows, run.rows("test"), atol=1e-5)
+
+
+def test_an_unfinished_folder_is_not_a_run(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"report\.json"):
+        load_run(tmp_path)
+
+
+def test_no_checkpoint_is_left_behind(run):
+    assert not (run.folder / "checkpoint.pt").exists()
+
+
+def test_joint_attention_is_kept_when_asked(tmp_path):
+    settings = config(JOINT, fit_attention_on="train")
+    run = train_run(settings, tmp_path / "seed0", progress=False)
+    assert run.fit_history.empty
+    assert run.cnn_logits("test") is None
+    stored = run.attention.state_dict()
+    held_out = train_run(config(JOINT), tmp_path / "other", progress=False)
+    assert not held_out.fit_history.empty
+    name = "parts.query_key.log_temperature"
+    assert not torch.equal(stored[name], held_out.attention.state_dict()[name])
+
+
+def test_report_is_plain_json_that_rebuilds_the_configuration(run):
+    report = json.loads((run.folder / "report.json").read_text())
+    assert RunConfig.from_flat(report["config"]) == config(SMALL)
+
+
+def test_a_device_that_is_not_here_is_refused():
+    with pytest.raises(ConfigError, match="device must be usable here, got device='warp'"):
+        choose_device("warp")
