@@ -95,7 +95,7 @@ class TrainingConfig:
 
     objective: Literal["cross_entropy", "joint"] = option("cross_entropy")
     head: Literal["linear", "mlp"] = option("linear")
-    optimiser: Literal["sgd", "adamw"] = option("sgd")
+    optimiser: Literal["sgd", "adamw", "muon"] = option("sgd")
     epochs: int = option(8, low=0)
     batch_size: int = option(500, low=2)
     lr: float = option(11.5, low=0, open_low=True)

@@ -230,6 +230,29 @@ def test_fault_13_the_published_model_learns_from_its_vote_too(neighbours):
         assert parameter.grad.abs().max() > 0, name
 
 
+@pytest.mark.parametrize(
+    "alone",
+    [
+        {"similarity": True},
+        {"situation": ("gap",)},
+        {"situation": ("prototype",)},
+        {"qk": "full"},
+        {"qk": "lowrank"},
+        {"distance_bias": "deep"},
+        {"label_bias": "neighbour", "prototype_gate": True},
+    ],
+)
+def test_fault_13_each_part_that_reads_the_query_passes_its_gradient_on(neighbours, alone):
+    off = replace(PUBLISHED, **SWITCHES, heads=3)
+    attention = build(replace(off, **alone), shaken=0.5)
+    if "low_rank" in attention.parts:
+        torch.nn.init.normal_(attention.parts["low_rank"].key.weight)
+    query = neighbours.queries.clone().requires_grad_()
+    log_probs = attention(neighbours, query=query).log_probs
+    vote_loss(log_probs, soft_targets(torch.arange(29) % 5, n_classes=5)).mean().backward()
+    assert query.grad.abs().max() > 1e-5
+
+
 def test_a_query_on_top_of_a_memory_row_has_a_finite_gradient(bank, blobs):
     attention = build(replace(EVERYTHING, situation=()))
     found = bank.search(blobs.rows[:7], 5)

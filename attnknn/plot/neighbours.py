@@ -43,6 +43,8 @@ def neighbour_strip(
         predicted: Class that was predicted.
         n_shown: Neighbours drawn, heaviest first.
     """
+    weights = weights.astype(float)
+    trust = None if trust is None else trust.astype(float)
     order = np.argsort(-weights, kind="stable")[:n_shown]
     columns = len(order) + 1
     figure, axes = plt.subplots(

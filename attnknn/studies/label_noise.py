@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
 from tqdm import tqdm
 
@@ -160,7 +160,7 @@ def _tidy(
     return pd.DataFrame(rows)
 
 
-def label_error_auroc(trust: Float[np.ndarray, " N"], wrong: Int[np.ndarray, " N"]) -> float:
+def label_error_auroc(trust: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
     """Return how well low trust tells wrong labels from right ones; 0.5 is chance."""
     return float(roc_auc_score(wrong, -trust))
 

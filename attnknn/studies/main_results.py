@@ -215,7 +215,8 @@ def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "ac
         for metric in metrics
     ]
     first = table.iloc[0]
-    size = f"{first['n_rows']:,} test rows, {first['n_seeds']} seed(s)".replace(",", " ")
+    n_rows = f"{first['n_rows']:,}".replace(",", " ")
+    size = f"{n_rows} test rows, {first['n_seeds']} seed(s)"
     note = f"Paired tests at 95 %, Holm-corrected over methods; {size}."
     return "\n".join([*lines, "", note])
 

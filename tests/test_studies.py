@@ -1,0 +1,116 @@
+"""Studies: the tables have their schema, and what they compare is comparable."""
+
+import numpy as np
+import pytest
+from tiny import SMALL, config, tiny_splits
+
+import attnknn.train as train_module
+from attnknn.plot import use_style
+from attnknn.studies import label_noise, main_results, pictures, training
+from attnknn.train import train_run
+from attnknn.views import embed_views
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a tiny training."""
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_module, "load_splits", lambda *_, **__: tiny_splits())
+        settings = [config(SMALL, seed=seed, epochs=4, lr=200.0) for seed in (0, 1)]
+        made = [train_run(s, folder / f"seed{s.seed}", progress=False) for s in settings]
+        for run in made:
+            assert run.splits.name == "tiny"  # read while the data is at hand
+        yield made
+
+
+@pytest.fixture(scope="module")
+def results(runs):
+    return main_results.main_results(runs, k_eval=11, k_baseline=5, k_ensemble=(3, 5), tta_views=3)
+
+
+def test_main_results_hold_every_method_for_every_seed(results):
+    table = results.table
+    assert set(table.columns) == {"dataset", "seed", "method", "metric", "value"}
+    assert set(table["seed"]) == {0, 1}
+    expected = {"uniform", "distance", "attention", "attention + TTA", "cnn + temperature"}
+    assert expected | set(main_results.RIVALS) <= set(table["method"])
+    assert table.groupby(["seed", "method"]).size().eq(len(main_results.METRICS)).all()
+
+
+def test_every_method_gives_full_support(results):
+    for name, seeds in results.probs.items():
+        for probs in seeds:
+            assert probs.min() > 0, name
+            np.testing.assert_allclose(probs.sum(axis=1), 1, rtol=1e-9)
+
+
+def test_the_table_has_one_row_a_method_and_counts_the_seeds(results):
+    table = main_results.main_table(results).text
+    assert len(table) == len(results.probs)
+    assert set(table["n"]) == {"2"}
+
+
+def test_the_verdict_names_every_measure_and_the_size(results):
+    text = main_results.verdict(results)
+    for word in ("**NLL**", "**ECE**", "24 test rows, 2 seed(s)", "distance (tuned)"):
+        assert word in text
+
+
+def test_the_worst_mistake_is_a_mistake(results):
+    probs = results.probs["attention"][0]
+    row = main_results.worst_mistake(results)
+    wrong = probs.argmax(axis=1) != results.labels
+    assert wrong[row] or not wrong.any()
+
+
+def test_fault_10_views_are_embedded_once(runs, monkeypatch):
+    first = embed_views(runs[0], n_views=3, progress=False)
+    monkeypatch.setattr("attnknn.views.embed", None)  # a second embedding would fail
+    again = embed_views(runs[0], n_views=3, progress=False)
+    np.testing.assert_array_equal(first, again)
+    np.testing.assert_array_equal(first[0], runs[0].rows("test"))
+    assert first.shape == (3, 24, 8)
+    assert not np.array_equal(first[1], first[2])
+
+
+def test_noise_study_covers_every_level(runs):
+    study = label_noise.memory_noise(
+        runs[:1], rates=(0.0, 0.3), k_eval=7, k_baseline=5, progress=False
+    )
+    measured = study.table[study.table["method"] != "trust"]
+    assert set(zip(measured["kind"], measured["rate"], strict=True)) == {
+        ("symmetric", 0.0),
+        ("symmetric", 0.3),
+        ("asymmetric", 0.0),
+        ("asymmetric", 0.3),
+    }
+    assert {"attention", "attention, transfer", "distance (tuned)"} <= set(measured["method"])
+    auroc = study.table.query("method == 'trust'")["value"]
+    assert len(auroc) == 2 and auroc.between(0.5, 1).all()
+    assert "30 %" in label_noise.verdict(study)
+
+
+def test_noise_reaches_trust_histograms_and_prototypes(runs):
+    run = runs[0]
+    found = main_results.search_run(run, 7)
+    transfer = label_noise.fit_transfer(run, found)
+    _, bank = label_noise.noisy_predictions(run, found, transfer, "symmetric", 0.4, 5)
+    assert bank.view.noise < run.bank.view.noise
+    assert not np.allclose(bank.view.prototypes, run.bank.view.prototypes)
+    assert (bank.labels.numpy() != run.labels("train")).mean() == pytest.approx(0.4)
+
+
+def test_training_facts_and_verdict(runs):
+    facts = training.run_facts(runs[0]).set_index("fact")["value"]
+    assert "60 train, 30 val, 24 test" in facts["data"]
+    assert training.class_facts(runs[0])["rows"].sum() == 60
+    best = 100 * runs[0].history["val_accuracy"].max()
+    assert f"{best:.1f} % on the validation rows" in training.verdict(runs[0])
+
+
+def test_neighbours_are_drawn(runs):
+    use_style()
+    found = main_results.search_run(runs[0], 7).test
+    figure = pictures.neighbours_figure(runs[0], found, 3)
+    assert len(figure.axes) > 2
