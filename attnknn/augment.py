@@ -168,6 +168,17 @@ def _within(offsets: Int[Tensor, "B side"], size: int) -> Bool[Tensor, "B side"]
     return (offsets >= 0) & (offsets < size)
 
 
+def shrink(images: Images, side: int) -> Float[Tensor, "B channels _ _"]:
+    """Return the images scaled so that their shorter side has ``side`` pixels, without aliasing."""
+    height, width = images.shape[-2:]
+    check_count("side", side)
+    if side == min(height, width):
+        return images
+    scale = side / min(height, width)
+    size = (round(height * scale), round(width * scale))
+    return F.interpolate(images, size=size, mode="bilinear", antialias=True).clamp(0, 1)
+
+
 def mixup(
     images: Images, alpha: float, generator: torch.Generator
 ) -> tuple[Images, Int[Tensor, "B"], float]:

@@ -18,6 +18,7 @@ from attnknn.augment import (
     random_flip,
     random_rotation,
     rotate,
+    shrink,
     tta_views,
 )
 
@@ -152,6 +153,17 @@ def test_cutout_erases_one_square(images):
         rows, columns = mask.any(dim=1).nonzero(), mask.any(dim=0).nonzero()
         assert mask.sum() == 9 and len(rows) == len(columns) == 3
         assert torch.allclose(after[:, mask], before.mean(dim=(1, 2))[:, None].expand(3, 9))
+
+
+def test_shrink_keeps_means_and_proportions(images):
+    small = shrink(images, 3)
+    assert small.shape == (B, CHANNELS, 3, 5)
+    assert torch.equal(shrink(images, HEIGHT), images)
+    flat = torch.full((1, 1, 8, 8), 0.3)
+    assert torch.allclose(shrink(flat, 5), torch.full((1, 1, 5, 5), 0.3))
+    stripes = torch.tensor([0.0, 1.0]).repeat(8).expand(1, 1, 16, 16)
+    inner = shrink(stripes, 4)[..., 1:-1]  # finer than a pixel: grey, not black or white
+    assert torch.allclose(inner, torch.full_like(inner, 0.5), atol=0.05)
 
 
 def test_mixup_blends_with_the_partner(images):
