@@ -116,7 +116,7 @@ class Attention:
 class Prototypes:
     """No neighbours: the posterior over the bank's trusted class prototypes."""
 
-    full_support: ClassVar[bool] = True
+    full_support: ClassVar[bool] = False  # a class absent from the bank gets nothing
     scale: float = 10.0
     k: int = 1
 
@@ -128,8 +128,7 @@ class Prototypes:
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class probabilities."""
-        cosines = neighbours.queries @ neighbours.view.prototypes.T  # (B, C)
-        return (self.scale * cosines).softmax(dim=1)
+        return neighbours.view.prototype_posterior(neighbours.queries, self.scale)
 
 
 @dataclass(frozen=True)

@@ -36,11 +36,13 @@ class FittedAttention:
         attention: The attention of the best epoch, in evaluation mode.
         history: One row an epoch: fit and stop loss, mean attention entropy.
         label_error: Estimated share of wrong held-out labels; 0 when they are taken as clean.
+        k: Neighbours it was fitted to weigh; at another k it is still valid, but less good.
     """
 
     attention: NeighbourAttention
     history: pd.DataFrame
     label_error: float
+    k: int
 
 
 def fit_attention(
@@ -96,7 +98,7 @@ def fit_on_neighbours(
         torch.default_generator.manual_seed(seed)  # leaves the generators of a GPU alone
         model = NeighbourAttention(attention, dim=bank.dim, n_classes=bank.n_classes)
         history = _fit(model, bank, neighbours, targets, fitting, error, seed, progress)
-    return FittedAttention(model.eval(), history, error)
+    return FittedAttention(model.eval(), history, error, neighbours.k)
 
 
 def label_error_rate(neighbours: Neighbours, labels: Int[Tensor, " B"]) -> float:

@@ -17,7 +17,7 @@ from torch import Tensor
 from attnknn.checks import check_count, check_finite, check_labels
 from attnknn.files import write_atomic
 from attnknn.index import build_index, cosines_of_ids
-from attnknn.neighbours import LabelView, Neighbours, view_labels
+from attnknn.neighbours import LabelView, Neighbours
 
 UNIT_TOLERANCE = 1e-3
 
@@ -77,7 +77,7 @@ class MemoryBank:
         """
         queries = _unit_rows("queries", queries, self.dim)
         scores, ids = self._search(queries, k, exclude_ids)
-        return Neighbours(torch.from_numpy(queries), scores, ids, self.rows, self.view)
+        return Neighbours(torch.from_numpy(queries), scores, ids, self.view)
 
     def _search(
         self,
@@ -118,7 +118,7 @@ class MemoryBank:
 
     def view_of(self, labels: Int[Tensor, " N"]) -> LabelView:
         """Return trust, histograms and prototypes as if the bank had other labels."""
-        return view_labels(self.rows, labels, self.own_neighbours, n_classes=self.n_classes)
+        return LabelView(self.rows, labels, lambda: self.own_neighbours, n_classes=self.n_classes)
 
     def relabelled(self, labels: Int[np.ndarray, " N"]) -> "MemoryBank":
         """Return a bank over the same rows, index and leave-one-out neighbours, other labels."""

@@ -3,11 +3,12 @@
 Axes: B queries, K neighbours of each, D embedding width, C classes, N memory rows.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from attnknn.checks import check_count
@@ -15,65 +16,85 @@ from attnknn.checks import check_count
 TRUSTED = 0.5  # rows whose neighbours mostly disagree do not shape their class's prototype
 
 
-@dataclass(frozen=True)
 class LabelView:
-    """What a bank's labels say about its rows: made once for the labels of a bank.
+    """What a bank's labels say about its rows; each piece is made once, when first asked for.
 
-    Attributes:
+    Args:
+        rows: Unit-length bank rows.
         labels: Label of each row.
-        histograms: Label shares among each row's own neighbours (leave-one-out).
-        trust: Share of those neighbours that carry the row's own label.
-        prototypes: Unit-length mean of each class's trusted rows; zero for an absent class.
-        noise: Mean trust of the whole bank, low where many labels are wrong.
+        own_neighbours: Returns the leave-one-out neighbours of every row, (N, T). A function,
+            because plain votes never need them and finding them is a search of its own.
+        n_classes: Number of classes, absent ones included.
     """
 
-    labels: Int[Tensor, " N"]
-    histograms: Float[Tensor, "N C"]
-    trust: Float[Tensor, " N"]
-    prototypes: Float[Tensor, "C D"]
-    noise: float
+    def __init__(
+        self,
+        rows: Float[Tensor, "N D"],
+        labels: Int[Tensor, " N"],
+        own_neighbours: Callable[[], Int[Tensor, "N T"]],
+        *,
+        n_classes: int,
+    ) -> None:
+        self.rows, self.labels, self.n_classes = rows, labels, n_classes
+        self._own_neighbours = own_neighbours
+        self._elsewhere: dict[str, LabelView] = {}
+        self._origin: LabelView | None = None
 
-    @property
-    def n_classes(self) -> int:
-        """Number of classes, absent ones included."""
-        return self.histograms.shape[1]
+    @cached_property
+    def histograms(self) -> Float[Tensor, "N C"]:
+        """Label shares among each row's own neighbours."""
+        neighbour_labels = self.labels[self._own_neighbours().to(self.labels.device)]  # (N, T)
+        # Counted first, divided after: ten times 1/20 is not quite one half.
+        ones = self.rows.new_ones(()).expand(neighbour_labels.shape)
+        counts = self.rows.new_zeros(len(self.rows), self.n_classes)
+        return counts.scatter_add_(1, neighbour_labels, ones) / neighbour_labels.shape[1]
+
+    @cached_property
+    def trust(self) -> Float[Tensor, " N"]:
+        """Share of each row's own neighbours that carry its label."""
+        return self.histograms.gather(1, self.labels[:, None]).squeeze(1)
+
+    @cached_property
+    def noise(self) -> float:
+        """Mean trust of the whole bank, low where many labels are wrong."""
+        return float(self.trust.mean()) if self._origin is None else self._origin.noise
+
+    @cached_property
+    def prototypes(self) -> Float[Tensor, "C D"]:
+        """Unit-length mean of each class's trusted rows; zero for an absent class."""
+        weights = (self.trust > TRUSTED).float()
+        # A class without one trusted row is still better described by its rows than by nothing.
+        has_trusted = self.rows.new_zeros(self.n_classes).scatter_add_(0, self.labels, weights) > 0
+        weights = torch.where(has_trusted[self.labels], weights, 1.0)
+        sums = self.rows.new_zeros(self.n_classes, self.rows.shape[1])
+        sums.index_add_(0, self.labels, self.rows * weights[:, None])
+        return torch.nn.functional.normalize(sums, dim=1)
+
+    @cached_property
+    def is_present(self) -> Bool[Tensor, " C"]:
+        """Whether the bank has a row of each class."""
+        return self.labels.bincount(minlength=self.n_classes) > 0
+
+    def prototype_posterior(
+        self, queries: Float[Tensor, "B D"], scale: Float[Tensor, ""] | float
+    ) -> Float[Tensor, "B C"]:
+        """Return softmax(scale * cos(query, prototypes)); an absent class gets 0."""
+        cosines = queries @ self.prototypes.T  # (B, C)
+        return (scale * cosines).masked_fill(~self.is_present, float("-inf")).softmax(dim=1)
 
     def to(self, device: str | torch.device) -> "LabelView":
-        """Return the view on another device."""
-        tensors = (self.labels, self.histograms, self.trust, self.prototypes)
-        return LabelView(*(tensor.to(device) for tensor in tensors), self.noise)
-
-
-def view_labels(
-    rows: Float[Tensor, "N D"],
-    labels: Int[Tensor, " N"],
-    neighbour_ids: Int[Tensor, "N K"],
-    *,
-    n_classes: int,
-) -> LabelView:
-    """Return trust, histograms and prototypes of ``labels`` over given leave-one-out neighbours."""
-    n_rows, k = neighbour_ids.shape
-    neighbour_labels = labels[neighbour_ids]  # (N, K)
-    # Counted first, divided after: ten times 1/20 is not quite one half.
-    ones = rows.new_ones(()).expand(n_rows, k)
-    histograms = rows.new_zeros(n_rows, n_classes).scatter_add_(1, neighbour_labels, ones) / k
-    trust = histograms.gather(1, labels[:, None]).squeeze(1)  # (N,)
-    prototypes = _prototypes(rows, labels, trust, n_classes)
-    return LabelView(labels, histograms, trust, prototypes, float(trust.mean()))
-
-
-def _prototypes(
-    rows: Float[Tensor, "N D"],
-    labels: Int[Tensor, " N"],
-    trust: Float[Tensor, " N"],
-    n_classes: int,
-) -> Float[Tensor, "C D"]:
-    weights = (trust > TRUSTED).float()
-    # A class without one trusted row is still better described by its rows than by nothing.
-    has_trusted = rows.new_zeros(n_classes).scatter_add_(0, labels, weights) > 0
-    weights = torch.where(has_trusted[labels], weights, 1.0)
-    sums = rows.new_zeros(n_classes, rows.shape[1]).index_add_(0, labels, rows * weights[:, None])
-    return torch.nn.functional.normalize(sums, dim=1)
+        """Return the view on another device; a device is moved to once, for all searches."""
+        key = str(device)
+        if key not in self._elsewhere:
+            twin = LabelView(
+                self.rows.to(device),
+                self.labels.to(device),
+                self._own_neighbours,
+                n_classes=self.n_classes,
+            )
+            twin._origin = self
+            self._elsewhere[key] = twin
+        return self._elsewhere[key]
 
 
 @dataclass(frozen=True)
@@ -84,14 +105,12 @@ class Neighbours:
         queries: Unit-length query embeddings.
         scores: Cosine similarity of each neighbour, largest first.
         ids: Bank row of each neighbour.
-        rows: All bank rows.
-        view: What the bank's labels say about its rows.
+        view: The bank's rows, and what its labels say about them.
     """
 
     queries: Float[Tensor, "B D"]
     scores: Float[Tensor, "B K"]
     ids: Int[Tensor, "B K"]
-    rows: Float[Tensor, "N D"]
     view: LabelView
 
     @property
@@ -122,7 +141,7 @@ class Neighbours:
     @cached_property
     def keys(self) -> Float[Tensor, "B K D"]:
         """Embedding of each neighbour; large, so only made when a part asks for it."""
-        return self.rows[self.ids]
+        return self.view.rows[self.ids]
 
     def nearest(self, k: int) -> "Neighbours":
         """Return the first ``k`` neighbours: one search at the largest k serves every k."""
@@ -140,11 +159,10 @@ class Neighbours:
 
     def to(self, device: str | torch.device) -> "Neighbours":
         """Return the neighbours on another device."""
-        if torch.device(device) == self.rows.device:
+        if torch.device(device) == self.ids.device:
             return self
-        view = self.view.to(device)
-        moved = (t.to(device) for t in (self.queries, self.scores, self.ids, self.rows))
-        return Neighbours(*moved, view)
+        moved = (tensor.to(device) for tensor in (self.queries, self.scores, self.ids))
+        return Neighbours(*moved, self.view.to(device))
 
     def with_view(self, view: LabelView) -> "Neighbours":
         """Return the same neighbours under other labels of the same rows."""

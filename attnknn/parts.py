@@ -42,8 +42,7 @@ class Evidence:
             self.similarity = neighbours.scores
         else:
             self.similarity = torch.einsum("bd,bkd->bk", query, self.keys)  # (B, K)
-        cosines = self.query @ neighbours.view.prototypes.T  # (B, C)
-        self.prototype_posterior = (posterior_scale * cosines).softmax(dim=-1)  # (B, C)
+        self._posterior_scale = posterior_scale
         counts = self.similarity.new_zeros(len(self.labels), neighbours.n_classes)
         ones = counts.new_ones(()).expand(self.labels.shape)
         self.label_shares = counts.scatter_add_(1, self.labels, ones) / neighbours.k  # (B, C)
@@ -56,6 +55,11 @@ class Evidence:
     @keys.setter
     def keys(self, rewritten: Float[Tensor, "B K D"]) -> None:
         self._keys = rewritten
+
+    @cached_property
+    def prototype_posterior(self) -> Float[Tensor, "B C"]:
+        """Class probabilities from the bank's prototypes alone."""
+        return self.neighbours.view.prototype_posterior(self.query, self._posterior_scale)
 
     @cached_property
     def histogram_shares(self) -> Float[Tensor, "B C"]:

@@ -51,7 +51,8 @@ class SelfMemory:
         own = np.arange(len(rows)) if self.config.exclude_self else None
         found = self.bank.search(rows, k, exclude_ids=own)
         self.hard = hardness(found.labels, self.bank.labels, n_neighbours=HARDNESS_NEIGHBOURS)
-        self.k = min(self.config.k_train, k)
+        # Two spare rows: a mixed row may find neither of the two rows it was made of.
+        self.k = min(self.config.k_train, max(1, len(rows) - 2))
         self._ids = found.ids[:, : self.k]  # (N, K)
 
     def search(self, rows: Float[Tensor, "B D"]) -> Neighbours:
@@ -82,7 +83,7 @@ class SelfMemory:
         # Scores are computed anew from the current queries, with their gradient.
         scores = torch.zeros(found.shape)
         queries = rows.detach().cpu()
-        return Neighbours(queries, scores, found, self.bank.rows, self.bank.view).to(rows.device)
+        return Neighbours(queries, scores, found, self.bank.view).to(rows.device)
 
     def _search_live(
         self, rows: Float[Tensor, "B D"], own: list[Int[Tensor, " B"]]

@@ -197,7 +197,7 @@ def test_relabelled_rows_equal_a_fresh_bank(blobs):
 
 def test_a_relabelled_twin_shares_the_index_and_leaves_the_original(blobs, monkeypatch):
     bank = blobs.bank()
-    view = bank.view
+    view, _ = bank.view, bank.own_neighbours
     calls = count_searches(bank, monkeypatch)
     twins = [bank.relabelled((blobs.labels + shift) % 5) for shift in (1, 2, 3)]
     assert all(twin._index is bank._index for twin in twins)

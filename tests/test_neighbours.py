@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.neighbours import view_labels
+from attnknn.neighbours import LabelView
 
 
 def test_a_label_view_by_hand(circle):
@@ -23,7 +23,7 @@ def test_prototypes_are_means_of_trusted_rows():
     labels = torch.tensor([0, 0, 0, 1])
     # Row 2 sees only the label 1, so it is not trusted; row 3 is its class's only row.
     ids = torch.tensor([[1, 2], [0, 2], [3, 3], [0, 1]])
-    view = view_labels(rows, labels, ids, n_classes=3)
+    view = LabelView(rows, labels, lambda: ids, n_classes=3)
     half = 0.5**0.5
     expected = torch.tensor([[half, half], [0.6, 0.8], [0.0, 0.0]])
     torch.testing.assert_close(view.prototypes, expected)
@@ -35,7 +35,7 @@ def test_exactly_half_is_not_trusted():
     rows = torch.nn.functional.normalize(torch.arange(2 * n_rows).float().view(-1, 2) + 1, dim=1)
     labels = torch.tensor([0] * 12 + [1] * 11)
     ids = torch.cat([torch.arange(10), torch.arange(12, 22)]).expand(n_rows, voters)
-    view = view_labels(rows, labels, ids, n_classes=2)
+    view = LabelView(rows, labels, lambda: ids, n_classes=2)
     assert view.trust.tolist() == [0.5] * n_rows
     # Nobody is trusted, so all rows of a class shape its prototype.
     expected = torch.nn.functional.normalize(rows[:12].sum(dim=0), dim=0)
@@ -43,7 +43,7 @@ def test_exactly_half_is_not_trusted():
 
 
 def test_an_absent_class_has_no_prototype_and_no_share(bank, blobs):
-    view = view_labels(bank.rows, bank.labels, bank.own_neighbours, n_classes=7)
+    view = LabelView(bank.rows, bank.labels, lambda: bank.own_neighbours, n_classes=7)
     assert view.prototypes[5:].abs().max() == 0
     assert view.histograms[:, 5:].max() == 0
     torch.testing.assert_close(view.histograms.sum(dim=1), torch.ones(len(blobs.rows)))
@@ -108,8 +108,27 @@ def test_other_labels_change_the_view_and_nothing_else(bank, neighbours):
 
 def test_everything_moves_to_the_device(neighbours):
     moved = neighbours.to("meta")
-    tensors = (moved.queries, moved.scores, moved.ids, moved.rows)
+    tensors = (moved.queries, moved.scores, moved.ids, moved.view.rows)
     view = moved.view
     for tensor in (*tensors, view.labels, view.histograms, view.trust, view.prototypes):
         assert tensor.device.type == "meta"
     assert moved.labels.shape == (29, 11) and view.noise == neighbours.view.noise
+
+
+def test_plain_votes_never_search_for_the_rows_own_neighbours(bank, blobs):
+    found = bank.search(blobs.queries, 3)
+    assert found.labels.shape == (29, 3)
+    assert "own_neighbours" not in vars(bank)
+    assert found.trust.shape == (29, 3)
+    assert "own_neighbours" in vars(bank)
+
+
+def test_an_absent_class_gets_no_prototype_posterior():
+    rows = torch.eye(3)
+    view = LabelView(
+        rows, torch.tensor([0, 0, 2]), lambda: torch.tensor([[1], [0], [0]]), n_classes=4
+    )
+    # Without the mask a zero prototype (cosine 0) would beat every class on the far side.
+    posterior = view.prototype_posterior(-rows[:1], 5.0)
+    assert posterior[0, [1, 3]].tolist() == [0.0, 0.0]
+    assert posterior.sum() == pytest.approx(1.0)

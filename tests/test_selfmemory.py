@@ -68,4 +68,7 @@ def test_hardness_is_the_share_of_other_labels():
 
 def test_k_is_lowered_to_what_is_there():
     memory, rows = make(n_rows=5, k_train=50)
-    assert memory.neighbours_of(rows[:2], torch.arange(2)).k == 4
+    ids, partners = torch.arange(3), torch.tensor([1, 2, 0])
+    found = memory.neighbours_of(rows[ids], ids, partners)
+    assert found.k == 3
+    assert not ((found.ids == ids[:, None]) | (found.ids == partners[:, None])).any()
