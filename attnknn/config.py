@@ -112,6 +112,8 @@ class TrainingConfig:
     crop_pad: int = option(2, low=0)
     crop_mode: Literal["zero", "reflect"] = option("reflect")
     alternating_flip: bool = option(True)
+    small_sizes: tuple[int, ...] = option((), low=4)
+    small_until: tuple[float, ...] = option((), low=0, high=1)
     mixup_alpha: float = option(0.0, low=0)
     mixup_share: float = option(0.5, low=0, high=1)
     k_train: int = option(16, low=1)
@@ -261,6 +263,12 @@ def _check_together(config: RunConfig) -> None:
         raise ConfigError(
             "embed_dim must be a multiple of heads, got "
             f"embed_dim={config.embedder.embed_dim}, heads={attention.heads}"
+        )
+    rising = list(training.small_until) == sorted(set(training.small_until))
+    if len(training.small_sizes) != len(training.small_until) or not rising:
+        raise ConfigError(
+            "small_until must hold one rising share of the training for each of small_sizes, got "
+            f"small_sizes={training.small_sizes}, small_until={training.small_until}"
         )
     if training.warmup_epochs > training.epochs:
         raise ConfigError(

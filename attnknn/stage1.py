@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
-from attnknn.augment import alternating_flips, augment_batch, mixup
+from attnknn.augment import alternating_flips, augment_batch, mixup, shrink
 from attnknn.backbones import build_embedder
 from attnknn.checkpoint import load_checkpoint, save_checkpoint
 from attnknn.config import RunConfig
@@ -151,9 +151,18 @@ class Stage1:
                 pad_mode=training.crop_mode,
                 flips=flips,
             )
+        if self.splits.kind == "image":
+            inputs = shrink(inputs, self._image_size(inputs.shape[-1]))
         if training.mixup_alpha > 0 and torch.rand((), generator=generator) < training.mixup_share:
             inputs, batch.partners, batch.share = mixup(inputs, training.mixup_alpha, generator)
         return inputs.to(self.device), batch
+
+    def _image_size(self, full: int) -> int:
+        """Return the side of training images at this step: early epochs may see small ones."""
+        training = self.config.training
+        done = self.optimiser.current_step / max(1, training.epochs * self.steps_per_epoch)
+        stages = zip(training.small_until, training.small_sizes, strict=True)
+        return min(full, next((size for until, size in stages if done < until), full))
 
     def _validate(self) -> dict[str, float]:
         """Return accuracy and NLL of the validation rows under the current networks."""

@@ -81,6 +81,8 @@ def test_fault_7_each_joint_setting_changes_the_training(change, tmp_path):
         {"crop_mode": "zero"},
         {"augment": ["crop", "flip"], "alternating_flip": False},
         {"schedule": "cosine"},
+        {"optimiser": "muon"},
+        {"small_sizes": [6], "small_until": [0.5]},
         {"lookahead": False},
         {"clip_norm": 0.01},
         {"head": "mlp"},
@@ -156,3 +158,24 @@ def test_fault_13_the_joint_loss_reaches_the_attention(tmp_path):
 def test_a_loss_that_is_not_finite_stops_with_advice(tmp_path):
     with pytest.raises(RuntimeError, match="lower lr"):
         train(config(SMALL, lr=1e30, lookahead=False), tmp_path)
+
+
+def test_early_epochs_see_small_images(tmp_path):
+    stage = Stage1(
+        config(SMALL, small_sizes=[4, 6], small_until=[0.5, 0.7]), tiny_splits(), device=CPU
+    )
+    sides = []
+    features = stage.features
+
+    def watched(inputs):
+        sides.append(inputs.shape[-1])
+        return features(inputs)
+
+    stage.features = watched
+    stage.run(tmp_path / "run.pt", progress=False)
+    assert sides == [4, 4, 4, 6, 6, 8]  # two epochs of three steps
+
+
+def test_small_sizes_need_their_shares():
+    with pytest.raises(ValueError, match="small_until must hold one rising share"):
+        config(SMALL, small_sizes=[4, 6], small_until=[0.5])
