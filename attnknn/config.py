@@ -53,6 +53,9 @@ class DataConfig:
     image_size: int | None = option(None, low=4)
     numeric: Literal["standard", "quantile"] = option("standard")
     split_seed: int = option(42, low=0)
+    train_noise: float = option(0.0, low=0, high=1)
+    train_noise_kind: Literal["symmetric", "asymmetric"] = option("symmetric")
+    train_tail: float = option(1.0, low=0, high=1, open_low=True)
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,7 @@ class TrainingConfig:
     exclude_self: bool = option(True)
     neighbour_search: Literal["faiss", "matmul"] = option("faiss")
     lookahead: bool = option(True)
+    cnn_baseline: bool = option(False)
     compile: bool = option(False)
     device: str = option("auto")
 

@@ -6,7 +6,7 @@ so a folder without it is unfinished and is taken up again where it stopped.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,8 @@ from attnknn.attention import NeighbourAttention
 from attnknn.backbones import Embedder, build_embedder
 from attnknn.classify import Attention
 from attnknn.config import ConfigError, RunConfig
-from attnknn.data import Splits, load_splits
+from attnknn.corrupt import flip_labels, long_tail_rows
+from attnknn.data import Split, Splits, load_splits
 from attnknn.embed import embed, embed_with_logits
 from attnknn.files import locked_folder, read_json, write_atomic, write_json, write_text
 from attnknn.fit import fit_attention
@@ -143,12 +144,15 @@ def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
     history = _train_stage1(stage, folder, progress=progress)
     stage1_seconds = time.perf_counter() - start
     tensors = _embed_parts(stage, splits, progress=progress)
+    if config.training.objective == "joint" and config.training.cnn_baseline:
+        tensors |= _cnn_logits(config, splits, device, folder / "cnn.pt", progress=progress)
     _write_tensors(folder / "embedder.safetensors", stage.embedder.state_dict())
     _write_tensors(folder / "embeddings.safetensors", tensors)
     fit_start = time.perf_counter()
     _stage2(stage, tensors, splits, folder, progress=progress)
     _write_table(folder / "history.csv", history)
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    for checkpoint in ("checkpoint.pt", "cnn.pt"):
+        (folder / checkpoint).unlink(missing_ok=True)
     seconds = {
         "total": time.perf_counter() - start,
         "stage1": stage1_seconds,
@@ -169,9 +173,14 @@ def load_run(folder: Path) -> TrainedRun:
 
 
 def load_data(config: RunConfig) -> Splits:
-    """Return the rows a configuration asks for."""
+    """Return the rows a configuration asks for.
+
+    ``train_noise`` and ``train_tail`` change the training rows themselves, so that the embedder
+    learns from wrong labels or few rows and the memory holds them too. (Studies that change the
+    memory alone do so on a finished run.) Validation and test rows stay as they are.
+    """
     data = config.data
-    return load_splits(
+    splits = load_splits(
         data.dataset,
         val_rows=data.val_rows,
         seed=data.split_seed,
@@ -181,6 +190,14 @@ def load_data(config: RunConfig) -> Splits:
         image_size=data.image_size,
         numeric=data.numeric,
     )
+    inputs, labels = splits.train.inputs, splits.train.labels
+    options = {"n_classes": splits.n_classes, "seed": config.seed}
+    if data.train_tail < 1:
+        kept = long_tail_rows(labels, data.train_tail, **options)
+        inputs, labels = inputs[kept], labels[kept]
+    if data.train_noise > 0:
+        labels = flip_labels(labels, data.train_noise, kind=data.train_noise_kind, **options)
+    return replace(splits, train=Split(inputs, labels))
 
 
 def build_bank(
@@ -250,6 +267,21 @@ def _embed_parts(stage: Stage1, splits: Splits, *, progress: bool) -> dict[str, 
         tensors[f"{part}_rows"] = torch.from_numpy(rows)
         tensors[f"{part}_labels"] = torch.from_numpy(split.labels)
     return tensors
+
+
+def _cnn_logits(
+    config: RunConfig, splits: Splits, device: torch.device, checkpoint: Path, *, progress: bool
+) -> dict[str, torch.Tensor]:
+    """Train the same backbone on a classifier head, with the same budget, and return its logits.
+
+    Same epochs, batches, augmentation, optimiser and rates as the joint training: what is left of
+    a gap between the two is the gap between the objectives.
+    """
+    training = replace(config.training, objective="cross_entropy", head="linear")
+    stage = Stage1(replace(config, training=training), splits, device=device)
+    stage.run(checkpoint, progress=progress)
+    tensors = _embed_parts(stage, splits, progress=progress)
+    return {name: tensor for name, tensor in tensors.items() if name.endswith("_logits")}
 
 
 def _stage2(

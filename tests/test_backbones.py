@@ -106,7 +106,7 @@ def test_fast_parameter_count_by_hand():
     assert count(FastNet(3, (64, 256, 256))) == filters + norms + whitening
 
 
-def test_normalisation_is_the_first_step():
+def test_fault_19_normalisation_comes_after_padding():
     """Padding before it is black; fault 19: the published TTA padded after it."""
     splits = image_splits()
     embedder = build("fast", splits).eval()

@@ -123,7 +123,7 @@ def test_a_method_does_not_differ_from_itself():
     assert set(table["verdict"]) == {"no difference at this size"}
 
 
-def test_false_alarms_are_as_rare_as_promised():
+def test_fault_12_false_alarms_are_as_rare_as_promised():
     alarms, n_repeats = 0, 120
     for repeat in range(n_repeats):
         labels = some_labels(repeat, n_rows=101)
@@ -137,7 +137,7 @@ def test_false_alarms_are_as_rare_as_promised():
     assert alarms / n_repeats < 0.05 + 3 * np.sqrt(0.05 * 0.95 / n_repeats)
 
 
-def test_several_seeds_widen_the_interval_when_runs_disagree():
+def test_fault_12_several_seeds_widen_the_interval_when_runs_disagree():
     labels = some_labels(6)
     steady = method_probs(1, labels)
     # Every second training run of the other method fails.

@@ -69,7 +69,7 @@ def test_iris_is_split_80_20_with_validation_from_the_80():
     assert splits.n_numeric == len(splits.feature_names) == 4
 
 
-def test_scaler_sees_training_rows_only():
+def test_fault_9_the_scaler_sees_training_rows_only():
     # Regression: the published code scaled all rows before the split.
     splits = load_splits("iris")
     np.testing.assert_allclose(splits.train.inputs.mean(axis=0), 0, atol=1e-6)
@@ -78,7 +78,7 @@ def test_scaler_sees_training_rows_only():
 
 
 @pytest.mark.parametrize("numeric", ["standard", "quantile"])
-def test_test_rows_do_not_move_training_features(fake, numeric):
+def test_fault_9_test_rows_do_not_move_training_features(fake, numeric):
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"x": rng.normal(size=30), "c": ["a", "b"] * 15})
     part = np.repeat([TRAIN, TEST], [20, 10])

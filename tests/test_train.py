@@ -1,6 +1,7 @@
 """Run folders: complete or resumed, never overwritten, and what they hold is consistent."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from tiny import JOINT, SMALL, config, tiny_splits
 
 import attnknn.train as train_module
 from attnknn.config import ConfigError, RunConfig
-from attnknn.train import choose_device, load_run, train_run
+from attnknn.train import choose_device, load_data, load_run, train_run
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +80,39 @@ def test_report_is_plain_json_that_rebuilds_the_configuration(run):
 def test_a_device_that_is_not_here_is_refused():
     with pytest.raises(ConfigError, match="device must be usable here, got device='warp'"):
         choose_device("warp")
+
+
+def test_fault_8_noise_reaches_the_training_labels_when_asked():
+    """Noise in training and memory is a setting of the run; in the memory alone, a study."""
+    clean, noisy = load_data(config(SMALL)), load_data(config(SMALL, train_noise=0.3))
+    changed = clean.train.labels != noisy.train.labels
+    assert changed.sum() == 18
+    np.testing.assert_array_equal(clean.val.labels, noisy.val.labels)
+    np.testing.assert_array_equal(clean.test.labels, noisy.test.labels)
+
+
+def test_fault_8_noisy_training_labels_are_those_of_the_memory(tmp_path):
+    run = train_run(config(SMALL, train_noise=0.3), tmp_path / "seed0", progress=False)
+    assert (run.labels("train") != tiny_splits().train.labels).sum() == 18
+    assert run.bank.labels.tolist() == run.labels("train").tolist()
+
+
+def test_fault_8_a_long_tail_reaches_the_training_rows_when_asked():
+    counts = np.bincount(load_data(config(SMALL, train_tail=0.1)).train.labels)
+    assert counts.tolist() == [20, 6, 2]  # 20 * 0.1 ** (c / 2)
+
+
+def test_fault_14_the_cnn_baseline_has_the_same_budget(tmp_path, monkeypatch):
+    made = []
+
+    class Watched(train_module.Stage1):
+        def __init__(self, settings, *rest, **options):
+            made.append(settings.training)
+            super().__init__(settings, *rest, **options)
+
+    monkeypatch.setattr(train_module, "Stage1", Watched)
+    run = train_run(config(JOINT, cnn_baseline=True), tmp_path / "seed0", progress=False)
+    joint, cnn = made
+    assert cnn == replace(joint, objective="cross_entropy", head="linear")
+    assert run.cnn_logits("test").shape == (24, 3)
+    assert not (run.folder / "cnn.pt").exists()
