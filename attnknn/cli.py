@@ -7,6 +7,7 @@ import argparse
 import errno
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     options = _parser().parse_args(arguments)
     try:
-        return options.command(options)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_note
+            return options.command(options)
     except KeyboardInterrupt:
         return _complain("interrupted; the same command goes on from here", code=130)
     except OSError as error:
@@ -48,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_expected(error):
             raise
         return _complain(str(error))
+
+
+def _show_note(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line; where in the code it arose helps nobody on a command line."""
+    print(f"attnknn: note: {message}", file=sys.stderr)
 
 
 def parse_seeds(text: str) -> list[int]:

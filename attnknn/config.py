@@ -105,7 +105,7 @@ class TrainingConfig:
     weight_decay: float = option(0.0153, low=0)
     backbone_lr_scale: float = option(0.1, low=0)
     attention_lr_scale: float = option(2.0, low=0)
-    schedule: Literal["triangle", "cosine", "warm_restarts"] = option("triangle")
+    schedule: Literal["triangle", "linear", "cosine", "warm_restarts"] = option("triangle")
     restart_epochs: int = option(5, low=1)
     restart_factor: int = option(2, low=1)
     warmup_epochs: int = option(0, low=0)

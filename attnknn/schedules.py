@@ -9,8 +9,6 @@ from collections.abc import Callable
 from attnknn.checks import check_count, check_one_of
 
 TRIANGLE_START, TRIANGLE_PEAK, TRIANGLE_END = 0.2, 0.23, 0.07
-# Until this share of the run, images are shrunk to this share of their side.
-SMALL_STAGES = ((0.35, 0.625), (0.65, 0.75))
 
 
 def lr_factor(
@@ -45,23 +43,6 @@ def lr_factor(
     total = max(epochs * steps_per_epoch - warmup, 1)
     first = restart_epochs * steps_per_epoch
     return SCHEDULES[schedule](step - warmup, total, first, restart_factor)
-
-
-def image_side(step: int, *, total_steps: int, side: int) -> int:
-    """Return the side of the training images at ``step``: small at first, whole at the end.
-
-    Early epochs learn coarse shapes, for which a 20-pixel image (of 32) does at 0.4 times the
-    cost; the last third is trained at full size, as test images will be seen.
-
-    Args:
-        step: Optimiser step, from 0.
-        total_steps: Length of the whole run.
-        side: Full side in pixels.
-    """
-    for until, share in SMALL_STAGES:
-        if step < until * total_steps:
-            return max(1, round(share * side))
-    return side
 
 
 def _triangle(step: int, total: int, first: int, growth: int) -> float:

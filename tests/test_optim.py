@@ -12,7 +12,7 @@ from attnknn.backbones.fast import FastNet
 from attnknn.config import TrainingConfig
 from attnknn.muon import Muon, orthogonalised
 from attnknn.optim import Lookahead, build_optimiser
-from attnknn.schedules import image_side, lr_factor
+from attnknn.schedules import lr_factor
 
 STEPS = 10  # optimiser steps an epoch
 
@@ -102,13 +102,6 @@ def test_warm_restarts_always_end_low_and_never_restart_for_a_short_rest(epochs)
     assert factors[-1] < 0.03
     restarts = [step for step in range(1, len(factors)) if factors[step] > factors[step - 1]]
     assert all(10 * epochs - step >= 50 for step in restarts)
-
-
-def test_images_grow_to_their_full_side():
-    sides = [image_side(step, total_steps=100, side=32) for step in range(100)]
-    assert sides[0] == sides[34] == 20
-    assert sides[35] == sides[64] == 24
-    assert sides[65] == sides[99] == 32
 
 
 def test_three_rates_of_adamw():
