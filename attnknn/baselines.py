@@ -10,7 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from attnknn.calibrate import Calibration, fit_floor_and_temperature
+from attnknn.calibrate import (
+    Calibration,
+    apply_calibration,
+    fit_floor_and_temperature,
+    observed_nll,
+)
 from attnknn.checks import check_one_of
 from attnknn.classify import AdaptiveK, Distance, Method, Prototypes, Uniform, normalised, predict
 from attnknn.measure import negative_log_likelihood
@@ -53,24 +58,43 @@ def candidates(name: str, k_max: int) -> list[Method]:
     return [Prototypes(scale) for scale in PROTOTYPE_SCALES]
 
 
-def fit_baseline(name: str, neighbours: Neighbours, labels: Int[np.ndarray, " B"]) -> FittedMethod:
-    """Return the best setting of a baseline on held-out queries."""
-    return fit_method(candidates(name, neighbours.k), neighbours, labels)
+def fit_baseline(
+    name: str, neighbours: Neighbours, labels: Int[np.ndarray, " B"], *, label_error: float = 0.0
+) -> FittedMethod:
+    """Return the best setting of a baseline on held-out queries.
+
+    Args:
+        name: One of ``BASELINES``.
+        neighbours: The held-out queries' neighbours; settings are tried up to its k.
+        labels: Labels of the held-out queries.
+        label_error: Share of these labels that is wrong; corrected for, as for the attention.
+    """
+    return fit_method(candidates(name, neighbours.k), neighbours, labels, label_error=label_error)
 
 
 def fit_method(
-    methods: Sequence[Method], neighbours: Neighbours, labels: Int[np.ndarray, " B"]
+    methods: Sequence[Method],
+    neighbours: Neighbours,
+    labels: Int[np.ndarray, " B"],
+    *,
+    label_error: float = 0.0,
 ) -> FittedMethod:
     """Return the method with the smallest held-out NLL, each with its own calibration."""
-    return min((calibrate(method, neighbours, labels) for method in methods), key=lambda f: f.nll)
+    fitted = (calibrate(each, neighbours, labels, label_error=label_error) for each in methods)
+    return min(fitted, key=lambda each: each.nll)
 
 
 def calibrate(
-    method: Method, neighbours: Neighbours, labels: Int[np.ndarray, " B"]
+    method: Method,
+    neighbours: Neighbours,
+    labels: Int[np.ndarray, " B"],
+    *,
+    label_error: float = 0.0,
 ) -> FittedMethod:
     """Return ``method`` with the floor and temperature that suit the held-out queries best."""
-    calibration = fit_floor_and_temperature(normalised(method.votes(neighbours)), labels)
-    nll = negative_log_likelihood(predict(method, neighbours, calibration=calibration), labels)
+    votes = normalised(method.votes(neighbours))
+    calibration = fit_floor_and_temperature(votes, labels, label_error=label_error)
+    nll = observed_nll(apply_calibration(votes, calibration), labels, label_error)
     return FittedMethod(method, calibration, nll)
 
 

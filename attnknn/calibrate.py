@@ -99,21 +99,28 @@ def _check_logits(logits: np.ndarray, labels: np.ndarray) -> Float[np.ndarray, "
 
 
 def fit_floor_and_temperature(
-    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]
+    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"], *, label_error: float = 0.0
 ) -> Calibration:
     """Return the floor and temperature that together minimise the negative log-likelihood.
 
     Works on any probabilities, also those with zeros. The floor is searched in logit and the
     temperature in log, from three floors, because a vote full of zeros and one without any have
     their optimum in different places.
+
+    Args:
+        probs: Probabilities of held-out rows.
+        labels: Their labels.
+        label_error: Share of these labels that is wrong, each in favour of any other class alike;
+            the likelihood is then that of the labels as they were observed.
     """
     probs = check_probs(probs, labels)
+    check_range("label_error", label_error, low=0, high=1 - 1 / probs.shape[1], high_open=True)
     bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(TEMPERATURE_LIMITS))]
     fits = [
         minimize(
             _floor_temperature_loss,
             x0=(logit(start), 0.0),
-            args=(probs, labels),
+            args=(probs, labels, label_error),
             jac=True,
             bounds=bounds,
             method="L-BFGS-B",
@@ -126,7 +133,10 @@ def fit_floor_and_temperature(
 
 
 def _floor_temperature_loss(
-    point: np.ndarray, probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]
+    point: np.ndarray,
+    probs: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    label_error: float = 0.0,
 ) -> tuple[float, np.ndarray]:
     """Return the mean negative log-likelihood and its slope in (logit floor, log temperature)."""
     floor, sharpness = expit(point[0]), np.exp(-point[1])
@@ -140,9 +150,16 @@ def _floor_temperature_loss(
     weights /= total  # (N, C)
     loss = (peak + np.log(total))[:, 0] - scores[rows, labels]  # (N,)
 
+    damping = 1.0
+    if label_error > 0:
+        # The observed label has keep * p + other; damping is what is left of the slope of log p.
+        other = label_error / (probs.shape[1] - 1)
+        own = (1 - label_error - other) * np.exp(-loss)
+        loss, damping = -np.log(own + other), own / (own + other)
+
     by_floor = (1 / probs.shape[1] - probs) / smoothed  # d log_smoothed / d floor
-    floor_slope = (weights * by_floor).sum(axis=1) - by_floor[rows, labels]
-    sharp_slope = (weights * log_smoothed).sum(axis=1) - log_smoothed[rows, labels]
+    floor_slope = damping * ((weights * by_floor).sum(axis=1) - by_floor[rows, labels])
+    sharp_slope = damping * ((weights * log_smoothed).sum(axis=1) - log_smoothed[rows, labels])
     slope = np.array(
         [
             sharpness * floor_slope.mean() * floor * (1 - floor),
@@ -150,6 +167,15 @@ def _floor_temperature_loss(
         ]
     )
     return float(loss.mean()), slope
+
+
+def observed_nll(
+    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"], label_error: float
+) -> float:
+    """Return the mean negative log-likelihood of labels of which a known share is wrong."""
+    own = check_probs(probs, labels)[np.arange(len(labels)), labels]
+    other = label_error / (probs.shape[1] - 1)
+    return float(-np.log((1 - label_error) * own + other * (1 - own)).mean())
 
 
 def fit_conformal(

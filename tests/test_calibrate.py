@@ -234,3 +234,46 @@ def test_bad_input_is_refused():
         calibrate.fit_temperature(np.array([[np.nan, 0.0]]), labels)
     with pytest.raises(ValueError, match="finite entry in each row"):
         calibrate.fit_temperature(np.full((1, 2), -np.inf), labels)
+
+
+def test_wrong_held_out_labels_are_allowed_for():
+    """Forward correction recovers the calibration that clean labels would have given."""
+    rng = np.random.default_rng(5)
+    logits = 3 * rng.normal(size=(4001, 5))
+    probs = softmax(logits, axis=1)
+    labels = np.array([rng.choice(5, p=row) for row in softmax(logits / 2, axis=1)])
+    wrong = rng.random(len(labels)) < 0.3
+    noisy = np.where(wrong, (labels + rng.integers(1, 5, len(labels))) % 5, labels)
+    clean = calibrate.fit_floor_and_temperature(probs, labels)
+    corrected = calibrate.fit_floor_and_temperature(probs, noisy, label_error=0.3)
+    plain = calibrate.fit_floor_and_temperature(probs, noisy)
+    losses = [
+        calibrate.observed_nll(calibrate.apply_calibration(probs, each), labels, 0.0)
+        for each in (clean, corrected, plain)
+    ]
+    assert losses[1] - losses[0] < 0.01
+    assert losses[2] - losses[0] > 0.05
+
+
+def test_the_corrected_slope_is_the_derivative():
+    rng = np.random.default_rng(6)
+    probs = rng.dirichlet(np.ones(4), size=31)
+    labels = rng.integers(4, size=31)
+    point, step = np.array([-2.0, 0.3]), 1e-6
+    _, slope = calibrate._floor_temperature_loss(point, probs, labels, 0.2)
+    for axis in range(2):
+        ahead, behind = point.copy(), point.copy()
+        ahead[axis] += step
+        behind[axis] -= step
+        ends = [
+            calibrate._floor_temperature_loss(end, probs, labels, 0.2)[0] for end in (ahead, behind)
+        ]
+        assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope[axis], rel=1e-4)
+
+
+def test_observed_nll_by_hand():
+    probs = np.array([[0.7, 0.2, 0.1]])
+    assert calibrate.observed_nll(probs, np.array([0]), 0.0) == pytest.approx(-np.log(0.7))
+    assert calibrate.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
+        -np.log(0.8 * 0.7 + 0.1 * 0.3)
+    )

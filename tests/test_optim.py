@@ -244,16 +244,10 @@ def test_muon_ignores_the_scale_of_the_gradient():
     assert not torch.allclose(moved[0], torch.eye(3).repeat(1, 2) / 2**0.5, atol=1e-3)
 
 
-def _with(config, **values):
-    for name, value in values.items():
-        object.__setattr__(config, name, value)
-    return config
-
-
 CONFIGS = {
     "sgd": TrainingConfig(lr=1.0, epochs=4, clip_norm=1.0),
     "adamw": TrainingConfig(optimiser="adamw", lr=0.01, epochs=4, schedule="warm_restarts"),
-    "muon": _with(TrainingConfig(lr=2.0, epochs=4), optimiser="muon", schedule="linear"),
+    "muon": TrainingConfig(optimiser="muon", lr=2.0, epochs=4, schedule="linear"),
 }
 
 

@@ -1,5 +1,7 @@
 """Studies: the tables have their schema, and what they compare is comparable."""
 
+import itertools
+
 import numpy as np
 import pytest
 from tiny import SMALL, config, tiny_splits
@@ -79,23 +81,22 @@ def test_noise_study_covers_every_level(runs):
         runs[:1], rates=(0.0, 0.3), k_eval=7, k_baseline=5, progress=False
     )
     measured = study.table[study.table["method"] != "trust"]
-    assert set(zip(measured["kind"], measured["rate"], strict=True)) == {
-        ("symmetric", 0.0),
-        ("symmetric", 0.3),
-        ("asymmetric", 0.0),
-        ("asymmetric", 0.3),
-    }
+    levels = set(measured[["kind", "rate", "held_out"]].itertuples(index=False, name=None))
+    kinds, rates = ("symmetric", "asymmetric"), (0.0, 0.3)
+    assert levels == set(itertools.product(kinds, rates, ("clean", "noisy")))
     assert {"attention", "attention, transfer", "distance (tuned)"} <= set(measured["method"])
     auroc = study.table.query("method == 'trust'")["value"]
-    assert len(auroc) == 2 and auroc.between(0.5, 1).all()
-    assert "30 %" in label_noise.verdict(study)
+    assert len(auroc) == 4 and auroc.between(0.5, 1).all()
+    text = label_noise.verdict(study)
+    assert "30 % symmetric, held-out labels noisy" in text and "**NLL**" in text
 
 
 def test_noise_reaches_trust_histograms_and_prototypes(runs):
     run = runs[0]
     found = main_results.search_run(run, 7)
     transfer = label_noise.fit_transfer(run, found)
-    _, bank = label_noise.noisy_predictions(run, found, transfer, "symmetric", 0.4, 5)
+    level = label_noise.Level("symmetric", 0.4, "clean")
+    _, bank = label_noise.noisy_predictions(run, found, transfer, level, 5)
     assert bank.view.noise < run.bank.view.noise
     assert not np.allclose(bank.view.prototypes, run.bank.view.prototypes)
     assert (bank.labels.numpy() != run.labels("train")).mean() == pytest.approx(0.4)

@@ -135,11 +135,13 @@ def plain_methods(k: int) -> dict[str, Method]:
     return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
 
 
-def tuned_baselines(found: Neighbourhoods) -> dict[str, FittedMethod]:
+def tuned_baselines(found: Neighbourhoods, *, label_error: float = 0.0) -> dict[str, FittedMethod]:
     """Return the baselines with everything chosen on the held-out queries."""
     names = ("uniform", "distance", "prototypes")
     return {
-        f"{name} (tuned)": fit_baseline(name, found.held_out, found.held_out_labels)
+        f"{name} (tuned)": fit_baseline(
+            name, found.held_out, found.held_out_labels, label_error=label_error
+        )
         for name in names
     }
 
@@ -211,7 +213,7 @@ def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "ac
     means = results.table[results.table["method"] == "attention"].groupby("metric")["value"].mean()
     lines = [
         f"- **{METRIC_NAMES[metric]}** (attention: {means[metric]:.4f}): "
-        f"{_standing(table[table['metric'] == metric])}."
+        f"{standing(table[table['metric'] == metric])}."
         for metric in metrics
     ]
     first = table.iloc[0]
@@ -221,7 +223,7 @@ def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "ac
     return "\n".join([*lines, "", note])
 
 
-def _standing(table: pd.DataFrame) -> str:
+def standing(table: pd.DataFrame) -> str:
     """Say which rivals the attention beats, loses to, or cannot be told from."""
     # Rows are rivals minus attention: where a rival is worse, the attention is better.
     words = {
