@@ -106,6 +106,8 @@ class Crew:
 
     def _environment(self, n_threads: int) -> dict[str, str]:
         threads = {name: str(n_threads) for name in _THREAD_VARIABLES}
+        # Idle threads sleep: spinning ones slow everybody down as soon as the cores are shared.
+        threads["OMP_WAIT_POLICY"] = "PASSIVE"
         # The user's own thread settings win.
         return threads | dict(os.environ) | {RESULTS_VARIABLE: str(self._results)}
 
