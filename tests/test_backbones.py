@@ -1,19 +1,24 @@
 """Backbones: sizes, recipes, unit rows, roles, and the published faults around them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from sklearn.decomposition import PCA
 from torch import nn
 
 from attnknn.backbones import (
+    BACKBONES,
     PretrainedUnavailableError,
     build_embedder,
     build_head,
     build_projection,
 )
 from attnknn.backbones.fast import FastNet, whitening_filters
+from attnknn.backbones.pca import PrincipalAxes
 from attnknn.backbones.tabular import PeriodicNumbers
-from attnknn.config import EmbedderConfig
+from attnknn.config import BACKBONE_NAMES, EmbedderConfig
 from attnknn.data import Split, Splits
 
 B, N, F = 5, 13, 7
@@ -303,3 +308,32 @@ def test_wrong_shapes_are_named():
         embedder(torch.rand(B, 1, 32, 32))
     with pytest.raises(ValueError, match="got shape"):
         embedder(torch.rand(B, 3))
+
+
+def test_the_configuration_knows_every_backbone():
+    assert set(BACKBONE_NAMES) == set(BACKBONES)
+
+
+def test_principal_axes_are_those_of_another_implementation():
+    rows = np.random.default_rng(0).normal(size=(97, 7)) @ np.diag([5, 4, 3, 2, 1, 0.5, 0.1])
+    network = PrincipalAxes(7, 3)
+    network.initialise(torch.from_numpy(rows).float())
+    found = network(torch.from_numpy(rows).float()).numpy()
+    reference = PCA(3).fit_transform(rows)
+    np.testing.assert_allclose(np.abs(found), np.abs(reference), atol=1e-4)
+
+
+def test_principal_axes_see_training_rows_only():
+    splits = image_splits(channels=1, side=8)
+    other = Split(splits.test.inputs[::-1] // 2, splits.test.labels)
+    first, second = (
+        build("pca", splits, embed_dim=5),
+        build("pca", replace(splits, test=other, val=other), embed_dim=5),
+    )
+    assert torch.equal(first.backbone.axes, second.backbone.axes)
+    assert not any(parameter.requires_grad for parameter in first.parameters())
+
+
+def test_more_axes_than_values_are_refused():
+    with pytest.raises(ValueError, match="embed_dim must be at most the 7 values"):
+        PrincipalAxes(7, 8)

@@ -8,7 +8,7 @@ from tiny import SMALL, config, tiny_splits
 
 import attnknn.train as train_module
 from attnknn.plot import use_style
-from attnknn.studies import label_noise, main_results, pictures, training
+from attnknn.studies import k_sweep, label_noise, main_results, pictures, training
 from attnknn.train import train_run
 from attnknn.views import embed_views
 
@@ -115,3 +115,22 @@ def test_neighbours_are_drawn(runs):
     found = main_results.search_run(runs[0], 7).test
     figure = pictures.neighbours_figure(runs[0], found, 3)
     assert len(figure.axes) > 2
+
+
+def test_k_sweep_covers_every_k_from_one_search(runs, monkeypatch):
+    searches = []
+    search = type(runs[0].bank).search
+
+    def counted(bank, queries, k, **options):
+        searches.append(k)
+        return search(bank, queries, k, **options)
+
+    monkeypatch.setattr(type(runs[0].bank), "search", counted)
+    sweep = k_sweep.k_sweep(runs[:1], ks=(1, 5, 11, 1000), progress=False)
+    assert searches == [11, 11]  # held-out and test queries, once each; 1000 rows are not there
+    assert set(sweep.table["k"]) == {1, 5, 11}
+    assert set(sweep.table["method"]) == set(sweep.probs)
+    assert set(k_sweep.best_k(sweep)) == set(sweep.probs)
+    best = sweep.held_out.query("method == 'uniform (tuned)'").set_index("k")["nll"].idxmin()
+    assert k_sweep.best_k(sweep)["uniform (tuned)"] == best
+    assert "chosen on held-out queries" in k_sweep.verdict(sweep)

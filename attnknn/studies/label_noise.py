@@ -38,6 +38,7 @@ from attnknn.train import TrainedRun
 
 METRICS = ("accuracy", "nll", "brier", "ece")
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
+CURVES = ("uniform", "uniform (tuned)", "distance (tuned)", "attention", "attention, transfer")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
 
 
@@ -139,6 +140,21 @@ def noisy_predictions(
     probs["attention"] = predict(Attention(k, refitted), here.test)
     probs["attention, transfer"] = predict(Attention(k, transfer), here.test)
     return probs, bank
+
+
+def curves(study: NoiseStudy, *, kind: str, held_out: str) -> pd.DataFrame:
+    """Return the rows of one kind of noise to draw: the methods that tell the story."""
+    table = study.table
+    chosen = (table["kind"] == kind) & (table["held_out"] == held_out)
+    return table[chosen & table["method"].isin(CURVES)]
+
+
+def noise_table(study: NoiseStudy) -> pd.DataFrame:
+    """Return all methods' rows, sorted and with readable levels, for a printed table."""
+    table = study.table[study.table["method"] != "trust"]
+    table = table.sort_values(["kind", "held_out", "rate"], kind="stable", ascending=True)
+    shown = [f"{100 * rate:g} %" for rate in table["rate"]]
+    return table.assign(noise=shown).rename(columns={"held_out": "held-out labels"})
 
 
 def verdict(study: NoiseStudy, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:

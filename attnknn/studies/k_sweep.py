@@ -1,0 +1,121 @@
+"""k-sweep: every method at every k, from one search at the largest k.
+
+The attention is fitted anew at each k: one fitted for 50 neighbours is not the best for 5.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from tqdm import tqdm
+
+from attnknn.baselines import DISTANCE_TEMPERATURES, calibrate, fit_method
+from attnknn.classify import Attention, Distance, Uniform, predict
+from attnknn.compare import compare_methods
+from attnknn.fit import fit_on_neighbours
+from attnknn.measure import negative_log_likelihood, summarise
+from attnknn.studies.main_results import (
+    METRICS,
+    Neighbourhoods,
+    Predictions,
+    plain_methods,
+    search_run,
+)
+from attnknn.train import TrainedRun
+
+
+@dataclass(frozen=True)
+class KSweep:
+    """Measures of every method at every k.
+
+    Attributes:
+        table: One row per seed, method, k and measure on test rows.
+        held_out: One row per seed, method and k: NLL on the held-out queries, which chooses k.
+        probs: Method name to k to one table of test probabilities a seed.
+        labels: True classes of the test rows.
+    """
+
+    table: pd.DataFrame
+    held_out: pd.DataFrame
+    probs: dict[str, dict[int, list[Float[np.ndarray, "B C"]]]]
+    labels: Int[np.ndarray, " B"]
+
+
+def k_sweep(
+    runs: Sequence[TrainedRun],
+    *,
+    ks: Sequence[int] = (1, 3, 5, 10, 20, 50, 100),
+    progress: bool = True,
+) -> KSweep:
+    """Return the sweep over the seeds of a run; a k beyond the memory is left out."""
+    rows, chosen, kept = [], [], {}
+    for run in runs:
+        possible = [k for k in ks if k <= len(run.bank)]
+        found = search_run(run, max(possible))
+        for k in tqdm(possible, desc="k", disable=not progress, leave=False):
+            here = Neighbourhoods(
+                found.held_out.nearest(k), found.held_out_labels, found.test.nearest(k)
+            )
+            held_out, test = predictions_at(run, here)
+            named = {"dataset": run.config.data.dataset, "seed": run.config.seed, "k": k}
+            rows += _measures(test, run.labels("test"), named)
+            for name, probs in held_out.items():
+                nll = negative_log_likelihood(probs, found.held_out_labels)
+                chosen.append(named | {"method": name, "nll": nll})
+                kept.setdefault(name, {}).setdefault(k, []).append(test[name])
+    return KSweep(pd.DataFrame(rows), pd.DataFrame(chosen), kept, runs[0].labels("test"))
+
+
+def predictions_at(run: TrainedRun, here: Neighbourhoods) -> tuple[Predictions, Predictions]:
+    """Return held-out and test probabilities of every method at the k of the neighbourhoods."""
+    k = here.test.k
+    attention = fit_on_neighbours(
+        run.bank,
+        here.held_out,
+        here.held_out_labels,
+        attention=run.config.attention,
+        fitting=run.config.fitting,
+        seed=run.config.seed,
+    ).attention
+    methods = plain_methods(k) | {"attention": Attention(k, attention)}
+    distances = [Distance(k, temperature) for temperature in DISTANCE_TEMPERATURES]
+    tuned = {
+        "uniform (tuned)": calibrate(Uniform(k), here.held_out, here.held_out_labels),
+        "distance (tuned)": fit_method(distances, here.held_out, here.held_out_labels),
+    }
+    held_out, test = (
+        {name: predict(method, part) for name, method in methods.items()}
+        | {name: fitted.predict(part) for name, fitted in tuned.items()}
+        for part in (here.held_out, here.test)
+    )
+    return held_out, test
+
+
+def best_k(sweep: KSweep) -> dict[str, int]:
+    """Return the k of each method with the smallest mean NLL on the held-out queries."""
+    means = sweep.held_out.groupby(["method", "k"])["nll"].mean()
+    return {name: int(means[name].idxmin()) for name in sweep.probs}
+
+
+def verdict(sweep: KSweep) -> str:
+    """Return, in Markdown, where each method's best k lies and whether it matters."""
+    lines = []
+    for name, k in best_k(sweep).items():
+        at_k = {str(each): probs for each, probs in sweep.probs[name].items()}
+        table = compare_methods(at_k, sweep.labels, str(k), metrics=("nll",))
+        alike = [row["method"] for row in table.to_dict("records") if row["verdict"] != "worse"]
+        others = f"no worse at k = {', '.join(alike)}" if alike else "every other k is worse"
+        lines.append(f"- {name}: k = {k} (chosen on held-out queries); {others}.")
+    note = "NLL on test rows, paired tests, Holm-corrected."
+    return "\n".join([*lines, "", note])
+
+
+def _measures(probs: Predictions, labels: Int[np.ndarray, " B"], named: dict) -> list[dict]:
+    return [
+        named | {"method": name, "metric": metric, "value": value}
+        for name, table in probs.items()
+        for metric, value in summarise(table, labels).items()
+        if metric in METRICS
+    ]
