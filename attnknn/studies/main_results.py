@@ -37,7 +37,8 @@ from attnknn.views import embed_views
 METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
 RELIABILITY = ("uniform", "distance (tuned)", "attention", "cnn + temperature")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "cnn + temperature")
-Predictions = dict[str, Float[np.ndarray, "B C"]]
+# Method name to probabilities; "_": held-out and test rows differ in number.
+Predictions = dict[str, Float[np.ndarray, "_ C"]]
 
 
 @dataclass(frozen=True)
