@@ -69,7 +69,7 @@ class VoteSettings(nn.Module):
             evidence.histogram_shares.amax(dim=1),
             evidence.prototype_posterior.amax(dim=1),
             neighbours.trust.mean(dim=1),
-            evidence.similarity.new_tensor(neighbours.view.noise).expand(len(evidence.labels)),
+            evidence.similarity.new_tensor(neighbours.view.mean_trust).expand(len(evidence.labels)),
         ]
         gate, floor, mix, log_temperature = self.mlp(torch.stack(columns, dim=1)).split(1, dim=1)
         zero = torch.zeros_like(gate)

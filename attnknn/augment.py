@@ -234,6 +234,9 @@ def tta_views(
     """
     check_one_of("kind", kind, TTA_KINDS)
     check_count("n_views", n_views)
+    most = max_views(kind, flip=flip)
+    if most is not None and n_views > most:
+        raise ValueError(f"n_views must be at most {most} for {kind=} and {flip=}, got {n_views=}")
     if kind == "shifts":
         return torch.stack(_shifted_views(images, flip=flip)[:n_views])
     views = [images]
@@ -243,6 +246,13 @@ def tta_views(
         flipped = random_flip(images, generator) if kind == "v5" and flip else images
         views.append(random_crop(flipped, generator, pad=pad, mode=pad_mode))
     return torch.stack(views)
+
+
+def max_views(kind: str, *, flip: bool) -> int | None:
+    """Return how many views a kind has to offer; None where they are drawn at random."""
+    if kind != "shifts":
+        return None
+    return 6 if flip else 3
 
 
 def _shifted_views(images: Images, *, flip: bool) -> list[Images]:

@@ -128,7 +128,7 @@ class Prototypes:
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class probabilities."""
-        return neighbours.view.prototype_posterior(neighbours.queries, self.scale)
+        return neighbours.prototype_posterior(neighbours.queries, self.scale)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ once; the code reads them by section (``config.training.epochs``). Anything unkn
 impossible is refused before a run starts, naming the key, the rule and the closest valid name.
 """
 
+import re
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -14,31 +15,8 @@ from typing import Any, Literal
 import yaml
 
 from attnknn.checks import check_one_of, nearest_name
+from attnknn.choices import BACKBONE_NAMES, DEVICES, INDEX_NAMES, SITUATION_FEATURES, Augmentation
 from attnknn.typed import ConfigError, checked_value, option
-
-# Backbones by name; attnknn.backbones builds them, and any timm network is "timm:<name>".
-BACKBONE_NAMES = (
-    "fast",
-    "resnet18",
-    "resnet50",
-    "timm:<name>",
-    "mlp",
-    "mlp-periodic",
-    "identity",
-    "pca",
-)
-
-# What the attention may look at, for each neighbour of a query; see attnknn.attention.
-SITUATION_FEATURES = (
-    "gap",  # similarity minus that of the nearest neighbour
-    "nearest",  # similarity of the nearest neighbour
-    "rank",  # place among the K neighbours, 0 to 1
-    "trust",  # share of the neighbour's own neighbours that carry its label
-    "label_share",  # share of the neighbour's label among the K labels
-    "histogram_share",  # share of the neighbour's label among the K neighbour histograms
-    "prototype",  # prototype posterior of the neighbour's label
-    "noise",  # mean trust of the whole bank: how wrong the labels are
-)
 
 
 @dataclass(frozen=True)
@@ -111,7 +89,7 @@ class TrainingConfig:
     warmup_epochs: int = option(0, low=0)
     clip_norm: float | None = option(None, low=0, open_low=True)
     label_smoothing: float = option(0.2, low=0, high=0.99)
-    augment: Literal["auto"] | tuple[str, ...] = option("auto")
+    augment: Literal["auto"] | tuple[Augmentation, ...] = option("auto")
     crop_pad: int = option(2, low=0)
     crop_mode: Literal["zero", "reflect"] = option("reflect")
     alternating_flip: bool = option(True)
@@ -244,6 +222,9 @@ def _check_together(config: RunConfig) -> None:
     try:
         if not config.embedder.backbone.startswith("timm:"):
             check_one_of("backbone", config.embedder.backbone, BACKBONE_NAMES)
+        if not re.search("[A-Z]", config.fitting.index):
+            check_one_of("index", config.fitting.index, INDEX_NAMES)
+        check_one_of("device", training.device.partition(":")[0], DEVICES)
         for name in attention.situation:
             check_one_of("situation", name, SITUATION_FEATURES)
     except ValueError as error:

@@ -102,9 +102,13 @@ def fit_on_neighbours(
 
 
 def label_error_rate(neighbours: Neighbours, labels: Int[Tensor, " B"]) -> float:
-    """Return the share of queries whose label differs from their neighbours' majority label."""
+    """Return the share of queries whose label differs from their neighbours' majority label.
+
+    It is held just below chance: labels as wrong as that say nothing, and cannot be corrected for.
+    """
     voters = neighbours.nearest(min(ERROR_VOTERS, neighbours.k)).labels
-    return float((voters.mode(dim=1).values != labels).float().mean())
+    rate = float((voters.mode(dim=1).values != labels).float().mean())
+    return min(rate, 0.95 * (1 - 1 / neighbours.n_classes))
 
 
 def corrected_nll(
@@ -147,7 +151,7 @@ def _fit(
 ) -> pd.DataFrame:
     """Train ``model`` in place, leave it at its best epoch, return the history."""
     generator = torch.Generator().manual_seed(seed)
-    fit_rows, stop_rows = _fit_and_stop_rows(labels, fitting.fit_stop_share, seed)
+    fit_rows, stop_rows = fit_and_stop_rows(labels, fitting.fit_stop_share, seed)
     stop_sets = _stop_sets(bank, neighbours, stop_rows, fitting.fit_noise_max, generator)
     steps = -(-len(fit_rows) // fitting.fit_batch_size) * fitting.fit_epochs
     optimiser = torch.optim.AdamW(
@@ -183,7 +187,7 @@ def _fit(
     return pd.DataFrame(history, columns=["epoch", "fit_nll", "stop_nll", "entropy"])
 
 
-def _fit_and_stop_rows(
+def fit_and_stop_rows(
     labels: Int[Tensor, " B"], stop_share: float, seed: int
 ) -> tuple[Int[Tensor, " F"], Int[Tensor, " S"]]:
     """Split the queries by class; classes with a single query go to the fit side."""

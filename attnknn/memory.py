@@ -77,7 +77,8 @@ class MemoryBank:
         """
         queries = _unit_rows("queries", queries, self.dim)
         scores, ids = self._search(queries, k, exclude_ids)
-        return Neighbours(torch.from_numpy(queries), scores, ids, self.view)
+        own = None if exclude_ids is None else torch.tensor(exclude_ids, dtype=torch.int64)[:, None]
+        return Neighbours(torch.from_numpy(queries), scores, ids, self.view, own)
 
     def _search(
         self,
@@ -118,7 +119,14 @@ class MemoryBank:
 
     def view_of(self, labels: Int[Tensor, " N"]) -> LabelView:
         """Return trust, histograms and prototypes as if the bank had other labels."""
-        return LabelView(self.rows, labels, lambda: self.own_neighbours, n_classes=self.n_classes)
+        made_for = self.rows
+
+        def own_neighbours() -> Int[Tensor, "N T"]:
+            if self.rows is not made_for:
+                raise RuntimeError("the bank has changed since this search: search again")
+            return self.own_neighbours
+
+        return LabelView(self.rows, labels, own_neighbours, n_classes=self.n_classes)
 
     def relabelled(self, labels: Int[np.ndarray, " N"]) -> "MemoryBank":
         """Return a bank over the same rows, index and leave-one-out neighbours, other labels."""

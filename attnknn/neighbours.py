@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn import functional
 
 from attnknn.checks import check_count
 
@@ -41,9 +42,14 @@ class LabelView:
         self._origin: LabelView | None = None
 
     @cached_property
+    def own_neighbours(self) -> Int[Tensor, "N T"]:
+        """Leave-one-out neighbours of every row."""
+        return self._own_neighbours().to(self.labels.device)
+
+    @cached_property
     def histograms(self) -> Float[Tensor, "N C"]:
         """Label shares among each row's own neighbours."""
-        neighbour_labels = self.labels[self._own_neighbours().to(self.labels.device)]  # (N, T)
+        neighbour_labels = self.labels[self.own_neighbours]  # (N, T)
         # Counted first, divided after: ten times 1/20 is not quite one half.
         ones = self.rows.new_ones(()).expand(neighbour_labels.shape)
         counts = self.rows.new_zeros(len(self.rows), self.n_classes)
@@ -55,20 +61,27 @@ class LabelView:
         return self.histograms.gather(1, self.labels[:, None]).squeeze(1)
 
     @cached_property
-    def noise(self) -> float:
+    def mean_trust(self) -> float:
         """Mean trust of the whole bank, low where many labels are wrong."""
-        return float(self.trust.mean()) if self._origin is None else self._origin.noise
+        return float(self.trust.mean()) if self._origin is None else self._origin.mean_trust
+
+    @cached_property
+    def prototype_weights(self) -> Float[Tensor, " N"]:
+        """Whether each row shapes its class's prototype, 0 or 1: only trusted rows do."""
+        weights = (self.trust > TRUSTED).float()
+        # A class without one trusted row is still better described by its rows than by nothing.
+        has_trusted = self.rows.new_zeros(self.n_classes).scatter_add_(0, self.labels, weights) > 0
+        return torch.where(has_trusted[self.labels], weights, 1.0)
+
+    @cached_property
+    def _prototype_sums(self) -> Float[Tensor, "C D"]:
+        sums = self.rows.new_zeros(self.n_classes, self.rows.shape[1])
+        return sums.index_add_(0, self.labels, self.rows * self.prototype_weights[:, None])
 
     @cached_property
     def prototypes(self) -> Float[Tensor, "C D"]:
         """Unit-length mean of each class's trusted rows; zero for an absent class."""
-        weights = (self.trust > TRUSTED).float()
-        # A class without one trusted row is still better described by its rows than by nothing.
-        has_trusted = self.rows.new_zeros(self.n_classes).scatter_add_(0, self.labels, weights) > 0
-        weights = torch.where(has_trusted[self.labels], weights, 1.0)
-        sums = self.rows.new_zeros(self.n_classes, self.rows.shape[1])
-        sums.index_add_(0, self.labels, self.rows * weights[:, None])
-        return torch.nn.functional.normalize(sums, dim=1)
+        return functional.normalize(self._prototype_sums, dim=1)
 
     @cached_property
     def is_present(self) -> Bool[Tensor, " C"]:
@@ -76,11 +89,33 @@ class LabelView:
         return self.labels.bincount(minlength=self.n_classes) > 0
 
     def prototype_posterior(
-        self, queries: Float[Tensor, "B D"], scale: Float[Tensor, ""] | float
+        self,
+        queries: Float[Tensor, "B D"],
+        scale: Float[Tensor, ""] | float,
+        own_ids: Int[Tensor, "B M"] | None = None,
     ) -> Float[Tensor, "B C"]:
-        """Return softmax(scale * cos(query, prototypes)); an absent class gets 0."""
-        cosines = queries @ self.prototypes.T  # (B, C)
+        """Return softmax(scale * cos(query, prototypes)); an absent class gets 0.
+
+        Args:
+            queries: Unit-length queries.
+            scale: Sharpness of the softmax.
+            own_ids: Bank rows of each query that must not shape the prototypes it is held against.
+        """
+        if own_ids is None:
+            cosines = queries @ self.prototypes.T  # (B, C)
+        else:
+            cosines = self._cosines_without(queries, own_ids)
         return (scale * cosines).masked_fill(~self.is_present, float("-inf")).softmax(dim=1)
+
+    def _cosines_without(
+        self, queries: Float[Tensor, "B D"], own_ids: Int[Tensor, "B M"]
+    ) -> Float[Tensor, "B C"]:
+        """Return cosines to prototypes from which each query's own rows were taken out."""
+        sums = self._prototype_sums.expand(len(queries), -1, -1).clone()  # (B, C, D)
+        places = torch.arange(len(queries), device=queries.device)
+        for ids in own_ids.T:
+            sums[places, self.labels[ids]] -= self.prototype_weights[ids, None] * self.rows[ids]
+        return torch.einsum("bd,bcd->bc", queries, functional.normalize(sums, dim=2))
 
     def to(self, device: str | torch.device) -> "LabelView":
         """Return the view on another device; a device is moved to once, for all searches."""
@@ -106,12 +141,15 @@ class Neighbours:
         scores: Cosine similarity of each neighbour, largest first.
         ids: Bank row of each neighbour.
         view: The bank's rows, and what its labels say about them.
+        own_ids: Bank rows that each query is made of, where the queries are memory rows. They are
+            not among the neighbours, and must not count in what is said about the neighbours.
     """
 
     queries: Float[Tensor, "B D"]
     scores: Float[Tensor, "B K"]
     ids: Int[Tensor, "B K"]
     view: LabelView
+    own_ids: Int[Tensor, "B M"] | None = None
 
     @property
     def k(self) -> int:
@@ -131,12 +169,28 @@ class Neighbours:
     @cached_property
     def trust(self) -> Float[Tensor, "B K"]:
         """Trust of each neighbour."""
-        return self.view.trust[self.ids]
+        if self.own_ids is None:
+            return self.view.trust[self.ids]
+        return self.histograms.gather(2, self.labels[..., None]).squeeze(2)
 
     @cached_property
     def histograms(self) -> Float[Tensor, "B K C"]:
         """Label shares around each neighbour."""
-        return self.view.histograms[self.ids]
+        if self.own_ids is None:
+            return self.view.histograms[self.ids]
+        # NOTE: leakage guard. A query that stands near its neighbours is counted in their
+        # histograms, and with it the very label that is to be predicted: it is taken out.
+        around = self.view.own_neighbours[self.ids]  # (B, K, T)
+        counted = (around[..., None] != self.own_ids[:, None, None]).all(dim=-1).float()
+        counts = self.scores.new_zeros(*self.ids.shape, self.n_classes)
+        counts = counts.scatter_add(2, self.view.labels[around], counted)
+        return counts / counted.sum(dim=2, keepdim=True).clamp(min=1)
+
+    def prototype_posterior(
+        self, queries: Float[Tensor, "B D"], scale: Float[Tensor, ""] | float
+    ) -> Float[Tensor, "B C"]:
+        """Return class probabilities from the bank's prototypes alone."""
+        return self.view.prototype_posterior(queries, scale, self.own_ids)
 
     @cached_property
     def keys(self) -> Float[Tensor, "B K D"]:
@@ -154,7 +208,11 @@ class Neighbours:
     def of_queries(self, which: slice | Tensor) -> "Neighbours":
         """Return the neighbours of some of the queries."""
         return replace(
-            self, queries=self.queries[which], scores=self.scores[which], ids=self.ids[which]
+            self,
+            queries=self.queries[which],
+            scores=self.scores[which],
+            ids=self.ids[which],
+            own_ids=None if self.own_ids is None else self.own_ids[which],
         )
 
     def to(self, device: str | torch.device) -> "Neighbours":
@@ -162,7 +220,8 @@ class Neighbours:
         if torch.device(device) == self.ids.device:
             return self
         moved = (tensor.to(device) for tensor in (self.queries, self.scores, self.ids))
-        return Neighbours(*moved, self.view.to(device))
+        own_ids = None if self.own_ids is None else self.own_ids.to(device)
+        return Neighbours(*moved, self.view.to(device), own_ids)
 
     def with_view(self, view: LabelView) -> "Neighbours":
         """Return the same neighbours under other labels of the same rows."""

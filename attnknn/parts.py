@@ -59,7 +59,7 @@ class Evidence:
     @cached_property
     def prototype_posterior(self) -> Float[Tensor, "B C"]:
         """Class probabilities from the bank's prototypes alone."""
-        return self.neighbours.view.prototype_posterior(self.query, self._posterior_scale)
+        return self.neighbours.prototype_posterior(self.query, self._posterior_scale)
 
     @cached_property
     def histogram_shares(self) -> Float[Tensor, "B C"]:
@@ -85,7 +85,7 @@ class Similarity(nn.Module):
 
 
 class Situation(nn.Module):
-    """score = MLP of what is known about a neighbour; see config.SITUATION_FEATURES."""
+    """score = MLP of what is known about a neighbour; see choices.SITUATION_FEATURES."""
 
     def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ SITUATION_COLUMNS = {
     "label_share": lambda e: e.of_own_label(e.label_shares),
     "histogram_share": lambda e: e.of_own_label(e.histogram_shares),
     "prototype": lambda e: e.of_own_label(e.prototype_posterior),
-    "noise": lambda e: e.similarity.new_tensor(e.neighbours.view.noise),
+    "noise": lambda e: e.similarity.new_tensor(e.neighbours.view.mean_trust),
 }
 
 

@@ -40,6 +40,7 @@ def save_report(
     metrics: Mapping[str, Any],
     seconds: float | Mapping[str, float],
     overwrite: bool = False,
+    origin: Mapping[str, Any] | None = None,
     **more: Any,
 ) -> Path:
     """Write ``report.json``, atomically, and return its path.
@@ -54,6 +55,8 @@ def save_report(
         metrics: Measures by name, also nested.
         seconds: Time taken, in all or by stage.
         overwrite: Replace a report that is already there instead of refusing.
+        origin: What ``provenance`` returned when the work began; taken now when None. Code on disk
+            may change while a long process runs.
         more: Further entries.
     """
     path = Path(folder) / REPORT_NAME
@@ -61,7 +64,9 @@ def save_report(
         raise FileExistsError(f"{path} exists already: a finished run is not overwritten")
     report = {"config": config, "seed": seed, "metrics": metrics, "seconds": seconds}
     lost: dict[str, str] = {}
-    content = _json_ready({**report, **more, **provenance()}, "", lost)
+    content = _json_ready(
+        {**report, **more, **(provenance() if origin is None else origin)}, "", lost
+    )
     return write_json(path, {**content, "not_finite": lost} if lost else content)
 
 

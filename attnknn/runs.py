@@ -134,13 +134,13 @@ def resolve_run(run_dir: str = "") -> Path:
     return run
 
 
-def load_seeds(run: Path, seeds: Sequence[int] = ()) -> list["attnknn.train.TrainedRun"]:
+def load_seeds(run: Path, seeds: Sequence[int] = ()) -> list["attnknn.trained.TrainedRun"]:
     """Return the trained seeds of a run, in the order asked for; all of them when none is named."""
     present = seeds_in(run)
     missing = [seed for seed in seeds if seed not in present]
     if missing or not present:
         raise ConfigError(f"seeds must be trained in {run} ({present=}), got seeds={list(seeds)}")
-    from attnknn.train import load_run
+    from attnknn.trained import load_run
 
     return [load_run(seed_folder(run, seed)) for seed in (seeds or present)]
 

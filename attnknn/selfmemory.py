@@ -75,26 +75,29 @@ class SelfMemory:
             ids: Training row of each.
             partners: MixUp: which row of the batch was blended into each.
         """
+        own = ids[:, None]  # (B, 1)
+        if partners is not None:
+            own = torch.stack([ids, ids[partners.cpu()]], dim=1)  # (B, 2)
         if self.config.neighbour_search == "faiss" and partners is None:
             found = self._ids[ids]
         else:
-            own = [ids] if partners is None else [ids, ids[partners.cpu()]]
-            found = self._search_live(rows.detach(), own if self.config.exclude_self else [])
+            found = self._search_live(
+                rows.detach(), own if self.config.exclude_self else own[:, :0]
+            )
         # Scores are computed anew from the current queries, with their gradient.
         scores = torch.zeros(found.shape)
         queries = rows.detach().cpu()
-        return Neighbours(queries, scores, found, self.bank.view).to(rows.device)
+        own_ids = own if self.config.exclude_self else None
+        return Neighbours(queries, scores, found, self.bank.view, own_ids).to(rows.device)
 
     def _search_live(
-        self, rows: Float[Tensor, "B D"], own: list[Int[Tensor, " B"]]
+        self, rows: Float[Tensor, "B D"], own: Int[Tensor, "B M"]
     ) -> Int[Tensor, "B K"]:
         """Search with the batch's own embeddings, without the rows each one was made of."""
-        spare = min(self.k + len(own), len(self.bank))
+        spare = min(self.k + own.shape[1], len(self.bank))
         _, ids = search_by_matmul(rows, self.bank.rows.to(rows.device), spare)
         ids = ids.cpu()
-        is_own = torch.zeros_like(ids, dtype=torch.bool)
-        for mine in own:
-            is_own |= ids == mine[:, None]
+        is_own = (ids[..., None] == own[:, None]).any(dim=-1)
         # Stable: rows of one's own go last, the others keep their order, the surplus is cut off.
         keep = is_own.int().argsort(dim=1, stable=True)[:, : self.k]
         return ids.gather(1, keep)

@@ -196,6 +196,7 @@ class Stage1:
             "optimiser": self.optimiser.state_dict(),
             "generator": self.generator.get_state(),
             "torch_rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             # A memory older than the networks cannot be made again from them.
             "memory_rows": None if memory is None else memory.bank.rows,
         }
@@ -206,6 +207,8 @@ class Stage1:
         self.optimiser.load_state_dict(state["optimiser"])
         self.generator.set_state(state["generator"])
         torch.set_rng_state(state["torch_rng"])
+        if state.get("cuda_rng") and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
         if state["memory_rows"] is not None:
             self._remember(state["memory_rows"].numpy())
 

@@ -1,119 +1,47 @@
-"""Training: a configuration becomes a finished run folder, and a run folder becomes its contents.
+"""Training: a configuration becomes a finished run folder.
 
 A run is data -> stage 1 (embedder) -> embeddings of every split -> stage 2 (attention, fitted on
-held-out queries). All that later studies need is in the folder; ``report.json`` is written last,
-so a folder without it is unfinished and is taken up again where it stopped.
+held-out queries). ``report.json`` is written last: a folder without it is unfinished and is taken
+up again where it stopped.
 """
 
 import time
-from dataclasses import dataclass, replace
-from functools import cached_property
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 
-from attnknn.attention import NeighbourAttention
-from attnknn.backbones import Embedder, build_embedder
-from attnknn.classify import Attention
-from attnknn.config import ConfigError, RunConfig
-from attnknn.corrupt import flip_labels, long_tail_rows
-from attnknn.data import Split, Splits, load_splits
+from attnknn.config import ConfigError, RunConfig, TrainingConfig
+from attnknn.data import Splits
 from attnknn.embed import embed, embed_with_logits
 from attnknn.files import locked_folder, read_json, write_atomic, write_json, write_text
 from attnknn.fit import fit_attention
-from attnknn.memory import MemoryBank
-from attnknn.provenance import save_report
+from attnknn.provenance import REPORT_NAME, provenance, save_report
 from attnknn.stage1 import Stage1
+from attnknn.trained import PARTS, TrainedRun, build_bank, choose_device, load_data, load_run
 
-PARTS = ("train", "val", "test")
-
-
-@dataclass(frozen=True)
-class TrainedRun:
-    """A finished run, read from its folder; large things are loaded when first asked for.
-
-    Attributes:
-        folder: Where it is.
-        config: What it was made with.
-        report: Seconds, versions, hardware, commit, data source.
-    """
-
-    folder: Path
-    config: RunConfig
-    report: dict[str, Any]
-
-    @cached_property
-    def _tensors(self) -> dict[str, torch.Tensor]:
-        return load_file(self.folder / "embeddings.safetensors")
-
-    @property
-    def class_names(self) -> list[str]:
-        """Name of each class."""
-        return self.report["class_names"]
-
-    def rows(self, part: str) -> Float[np.ndarray, "N D"]:
-        """Return the unit-length embeddings of a split."""
-        return self._tensors[f"{part}_rows"].numpy()
-
-    def labels(self, part: str) -> Int[np.ndarray, " N"]:
-        """Return the labels of a split."""
-        return self._tensors[f"{part}_labels"].numpy()
-
-    def cnn_logits(self, part: str) -> Float[np.ndarray, "N C"] | None:
-        """Return the classifier head's logits of a split; None where no head was trained."""
-        logits = self._tensors.get(f"{part}_logits")
-        return None if logits is None else logits.numpy()
-
-    @cached_property
-    def bank(self) -> MemoryBank:
-        """The training rows as a memory."""
-        return build_bank(self.rows("train"), self.labels("train"), self.config, self.class_names)
-
-    @cached_property
-    def attention(self) -> NeighbourAttention:
-        """The attention fitted in stage 2 (or trained jointly, where that was asked for)."""
-        attention = NeighbourAttention(
-            self.config.attention, dim=self.bank.dim, n_classes=self.bank.n_classes
-        )
-        attention.load_state_dict(load_file(self.folder / "attention.safetensors"))
-        return attention.eval()
-
-    def method(self, k: int) -> Attention:
-        """Return the attention as a way to weigh k neighbours."""
-        return Attention(k, self.attention)
-
-    @cached_property
-    def splits(self) -> Splits:
-        """The raw data, checked to be the data the run was made with."""
-        splits = load_data(self.config)
-        if splits.fingerprint != self.report["data_fingerprint"]:
-            raise RuntimeError(
-                f"{self.config.data.dataset} is not the data {self.folder} was made with"
-            )
-        return splits
-
-    @cached_property
-    def embedder(self) -> Embedder:
-        """The trained embedder."""
-        with torch.random.fork_rng(devices=[]):
-            embedder = build_embedder(self.config.embedder, self.splits)
-        embedder.load_state_dict(load_file(self.folder / "embedder.safetensors"))
-        return embedder.eval()
-
-    @cached_property
-    def history(self) -> pd.DataFrame:
-        """One row an epoch of stage 1; empty where nothing was trained."""
-        return _read_table(self.folder / "history.csv")
-
-    @cached_property
-    def fit_history(self) -> pd.DataFrame:
-        """One row an epoch of stage 2; empty where the joint attention was kept."""
-        return _read_table(self.folder / "fit_history.csv")
+# Settings of the neighbours' vote, which a classifier head does not have.
+JOINT_ONLY = (
+    "k_train",
+    "knn_weight",
+    "contrastive_weight",
+    "contrastive_form",
+    "contrastive_temperature",
+    "contrastive_margin",
+    "entropy_weight",
+    "hard_negatives",
+    "hard_share",
+    "hard_weight",
+    "refresh_epochs",
+    "exclude_self",
+    "neighbour_search",
+    "cnn_baseline",
+)
 
 
 def train_run(config: RunConfig, folder: Path, *, progress: bool = True) -> TrainedRun:
@@ -130,19 +58,21 @@ def train_run(config: RunConfig, folder: Path, *, progress: bool = True) -> Trai
     folder = Path(folder)
     with locked_folder(folder):
         _claim(folder, config)
-        if not (folder / "report.json").exists():
+        if not (folder / REPORT_NAME).exists():
             _train(config, folder, progress=progress)
     return load_run(folder)
 
 
 def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
     """Fill a folder; its report comes last."""
-    start = time.perf_counter()
+    origin = provenance()  # now: the code on disk may change while this process runs
+    _say_unused(config)
     splits = load_data(config)
+    _check_data(folder, splits)
     device = choose_device(config.training.device)
     stage = Stage1(config, splits, device=device)
     history = _train_stage1(stage, folder, progress=progress)
-    stage1_seconds = time.perf_counter() - start
+    start = time.perf_counter()
     tensors = _embed_parts(stage, splits, progress=progress)
     if config.training.objective == "joint" and config.training.cnn_baseline:
         tensors |= _cnn_logits(config, splits, device, folder / "cnn.pt", progress=progress)
@@ -151,84 +81,15 @@ def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
     fit_start = time.perf_counter()
     _stage2(stage, tensors, splits, folder, progress=progress)
     _write_table(folder / "history.csv", history)
-    for checkpoint in ("checkpoint.pt", "cnn.pt"):
-        (folder / checkpoint).unlink(missing_ok=True)
+    # The history counts every epoch, also those of a process that was killed.
     seconds = {
-        "total": time.perf_counter() - start,
-        "stage1": stage1_seconds,
+        "stage1": float(history["seconds"].sum()) if len(history) else 0.0,
+        "embed": fit_start - start,
         "stage2": time.perf_counter() - fit_start,
     }
-    _write_report(folder, config, splits, stage, seconds)
-
-
-def load_run(folder: Path) -> TrainedRun:
-    """Return a finished run."""
-    folder = Path(folder)
-    if not (folder / "report.json").exists():
-        raise FileNotFoundError(
-            f"{folder} must be a finished run, got a folder without report.json"
-        )
-    report = read_json(folder / "report.json")
-    return TrainedRun(folder, RunConfig.from_flat(report["config"]), report)
-
-
-def load_data(config: RunConfig) -> Splits:
-    """Return the rows a configuration asks for.
-
-    ``train_noise`` and ``train_tail`` change the training rows themselves, so that the embedder
-    learns from wrong labels or few rows and the memory holds them too. (Studies that change the
-    memory alone do so on a finished run.) Validation and test rows stay as they are.
-    """
-    data = config.data
-    splits = load_splits(
-        data.dataset,
-        val_rows=data.val_rows,
-        seed=data.split_seed,
-        max_train_rows=data.max_train_rows,
-        max_test_rows=data.max_test_rows,
-        label_column=data.label_column,
-        image_size=data.image_size,
-        numeric=data.numeric,
-    )
-    inputs, labels = splits.train.inputs, splits.train.labels
-    options = {"n_classes": splits.n_classes, "seed": config.seed}
-    if data.train_tail < 1:
-        kept = long_tail_rows(labels, data.train_tail, **options)
-        inputs, labels = inputs[kept], labels[kept]
-    if data.train_noise > 0:
-        labels = flip_labels(labels, data.train_noise, kind=data.train_noise_kind, **options)
-    return replace(splits, train=Split(inputs, labels))
-
-
-def build_bank(
-    rows: Float[np.ndarray, "N D"],
-    labels: Int[np.ndarray, " N"],
-    config: RunConfig,
-    class_names: list[str],
-) -> MemoryBank:
-    """Return the memory a configuration asks for."""
-    return MemoryBank(
-        rows,
-        labels,
-        n_classes=len(class_names),
-        index=config.fitting.index,
-        trust_neighbours=config.fitting.trust_neighbours,
-    )
-
-
-def choose_device(name: str) -> torch.device:
-    """Return the named device; ``auto`` takes CUDA, then MPS, then the CPU."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"device must be usable here, got device={name!r} ({reason})") from None
-    return device
+    _write_report(folder, config, splits, stage, seconds, origin)
+    for checkpoint in ("checkpoint.pt", "cnn.pt"):
+        (folder / checkpoint).unlink(missing_ok=True)
 
 
 def _claim(folder: Path, config: RunConfig) -> None:
@@ -237,7 +98,8 @@ def _claim(folder: Path, config: RunConfig) -> None:
     if not path.exists():
         write_json(path, wanted)
         return
-    found = read_json(path)
+    # A setting that did not exist when the folder was made had its default value.
+    found = RunConfig().flat() | read_json(path)
     other = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
     if other:
         changes = ", ".join(f"{n}: {found.get(n)!r} -> {wanted.get(n)!r}" for n in other)
@@ -246,8 +108,37 @@ def _claim(folder: Path, config: RunConfig) -> None:
         )
 
 
+def _check_data(folder: Path, splits: Splits) -> None:
+    """Note which rows a folder is made from, or refuse to go on with others."""
+    path = folder / "data.json"
+    if not path.exists():
+        write_json(path, {"source": splits.source, "fingerprint": splits.fingerprint})
+    elif read_json(path)["fingerprint"] != splits.fingerprint:
+        raise ConfigError(
+            f"{folder} was begun with other rows of {splits.name}; use another folder"
+        )
+
+
+def _say_unused(config: RunConfig) -> None:
+    """Say once which settings the chosen objective does not use, instead of ignoring them."""
+    if config.training.objective == "joint":
+        return
+    defaults = TrainingConfig()
+    ignored = [n for n in JOINT_ONLY if getattr(config.training, n) != getattr(defaults, n)]
+    if ignored:
+        warnings.warn(
+            f"not used with objective='cross_entropy': {', '.join(ignored)}", stacklevel=2
+        )
+
+
 def _train_stage1(stage: Stage1, folder: Path, *, progress: bool) -> pd.DataFrame:
-    if not any(parameter.requires_grad for parameter in stage.embedder.parameters()):
+    training = stage.config.training
+    is_trainable = any(p.requires_grad for p in stage.embedder.parameters())
+    if training.objective == "joint" and not (is_trainable and training.epochs):
+        raise ConfigError(
+            "objective must be 'cross_entropy' where no embedder is trained, got objective='joint'"
+        )
+    if not is_trainable:
         return pd.DataFrame()  # ready-made embeddings: there is nothing to train
     return stage.run(folder / "checkpoint.pt", progress=progress)
 
@@ -323,13 +214,19 @@ def _stage2(
 
 
 def _write_report(
-    folder: Path, config: RunConfig, splits: Splits, stage: Stage1, seconds: dict[str, float]
+    folder: Path,
+    config: RunConfig,
+    splits: Splits,
+    stage: Stage1,
+    seconds: dict[str, float],
+    origin: dict[str, Any],
 ) -> None:
+    kept = max(stage.history, key=lambda row: (row["val_accuracy"], row["epoch"]), default={})
     save_report(
         folder,
         config=config.flat(),
         seed=config.seed,
-        metrics=stage.history[-1] if stage.history else {},
+        metrics=kept,  # of the epoch whose weights are kept
         seconds={name: round(value, 2) for name, value in seconds.items()},
         class_names=list(splits.class_names),
         data_source=splits.source,
@@ -337,6 +234,7 @@ def _write_report(
         rows={part: len(getattr(splits, part)) for part in PARTS},
         pretrained=stage.embedder.pretrained_used,
         parameters=sum(p.numel() for p in stage.embedder.parameters()),
+        origin=origin,
     )
 
 
@@ -347,10 +245,3 @@ def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
 
 def _write_table(path: Path, table: pd.DataFrame) -> None:
     write_text(path, table.to_csv(index=False))
-
-
-def _read_table(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except pd.errors.EmptyDataError:
-        return pd.DataFrame()

@@ -99,6 +99,8 @@ def _spoken(hint: Any) -> str:
     if typing.get_origin(hint) is Literal:
         return " or ".join(repr(choice) for choice in typing.get_args(hint))
     if typing.get_origin(hint) is tuple:
+        return f"a list of {_spoken(typing.get_args(hint)[0])}"
+    if typing.get_origin(hint) is tuple:
         return "a list"
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, str(hint))

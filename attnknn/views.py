@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from attnknn.augment import tta_views
+from attnknn.augment import max_views, tta_views
 from attnknn.embed import EmbeddingCache, embed, embedding_key
-from attnknn.train import TrainedRun, choose_device
+from attnknn.trained import TrainedRun, choose_device
 
 VIEW_SEED = 0
 VIEW_PAD_SHARE = 4 / 32  # of the image side: the published 4 pixels of 32
@@ -28,10 +28,12 @@ def embed_views(
 
     Args:
         run: A run on images.
-        n_views: Number of views, the original included.
+        n_views: Number of views, the original included; at most what the kind has to offer.
         kind: "v5", "narrative" or "shifts"; see ``augment.tta_views``.
         progress: Show a progress bar.
     """
+    most = max_views(kind, flip="flip" in run.splits.augmentation)
+    n_views = n_views if most is None else min(n_views, most)
     name = f"tta {kind} {n_views} seed {VIEW_SEED}"
     inputs = run.splits.test.inputs
     key = embedding_key(run.embedder, inputs, view=name)

@@ -18,7 +18,8 @@ from attnknn.backbones import (
 from attnknn.backbones.fast import FastNet, whitening_filters
 from attnknn.backbones.pca import PrincipalAxes
 from attnknn.backbones.tabular import PeriodicNumbers
-from attnknn.config import BACKBONE_NAMES, EmbedderConfig
+from attnknn.choices import BACKBONE_NAMES
+from attnknn.config import EmbedderConfig
 from attnknn.data import Split, Splits
 
 B, N, F = 5, 13, 7

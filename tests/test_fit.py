@@ -72,7 +72,7 @@ def test_fitting_improves_on_the_start(held_out):
     assert list(history.columns) == ["epoch", "fit_nll", "stop_nll", "entropy"]
     assert len(history) == 7 and np.isfinite(history.to_numpy()).all()
     targets = torch.from_numpy(held_out.query_labels)
-    _, stop = fit._fit_and_stop_rows(targets, QUICK.fit_stop_share, 0)
+    _, stop = fit.fit_and_stop_rows(targets, QUICK.fit_stop_share, 0)
     start = NeighbourAttention(DEFAULT, dim=6, n_classes=5)
     stop_set = held_out.bank().search(held_out.queries[stop], 13)
     start_nll = corrected_nll(start(stop_set).log_probs, targets[stop], 0.0)
@@ -82,7 +82,7 @@ def test_fitting_improves_on_the_start(held_out):
 def test_the_best_epoch_is_kept(held_out):
     result = fitted(held_out, fitting=replace(QUICK, fit_lr=0.3, fit_epochs=11))
     targets = torch.from_numpy(held_out.query_labels)
-    _, stop = fit._fit_and_stop_rows(targets, QUICK.fit_stop_share, 0)
+    _, stop = fit.fit_and_stop_rows(targets, QUICK.fit_stop_share, 0)
     stop_set = held_out.bank().search(held_out.queries[stop], 13)
     probs, _ = attention_probs(result.attention, stop_set)
     nll = -probs.gather(1, targets[stop][:, None]).log().mean().item()
@@ -266,9 +266,9 @@ def test_k_is_cut_to_a_small_bank():
     assert len(result.history) == 1
 
 
-def test_fit_and_stop_rows_are_stratified_and_never_meet():
+def testfit_and_stop_rows_are_stratified_and_never_meet():
     labels = torch.tensor([0] * 23 + [1] * 5 + [2] * 4 + [3])
-    fit_rows, stop_rows = fit._fit_and_stop_rows(labels, 0.2, seed=0)
+    fit_rows, stop_rows = fit.fit_and_stop_rows(labels, 0.2, seed=0)
     assert sorted([*fit_rows.tolist(), *stop_rows.tolist()]) == list(range(33))
     assert set(labels[fit_rows].tolist()) == {0, 1, 2, 3}
     assert set(labels[stop_rows].tolist()) == {0, 1, 2}  # the single row is fitted on
@@ -278,13 +278,13 @@ def test_fit_and_stop_rows_are_stratified_and_never_meet():
 @pytest.mark.parametrize(("share", "n_stop"), [(0.01, 2), (0.9, 11)])
 def test_extreme_shares_leave_every_class_on_both_sides(share, n_stop):
     labels = torch.tensor([0, 1] * 6 + [0])
-    fit_rows, stop_rows = fit._fit_and_stop_rows(labels, share, seed=0)
+    fit_rows, stop_rows = fit.fit_and_stop_rows(labels, share, seed=0)
     assert len(stop_rows) == n_stop
     assert set(labels[fit_rows].tolist()) == set(labels[stop_rows].tolist()) == {0, 1}
 
 
 def test_queries_of_all_different_classes_are_split_anyhow():
-    fit_rows, stop_rows = fit._fit_and_stop_rows(torch.arange(5), 0.2, seed=0)
+    fit_rows, stop_rows = fit.fit_and_stop_rows(torch.arange(5), 0.2, seed=0)
     assert len(fit_rows) == 4 and len(stop_rows) == 1
 
 

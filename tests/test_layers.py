@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "attnknn"
 
 # The one place where the order is written down. A sub-package counts as one module.
 ORDER = """
-    checks files typed config provenance
+    checks files typed choices config studyconfig provenance
     routes catalogue sources rows tables ownfiles readers data
     corrupt augment
     measure calibrate resample compare
@@ -19,7 +19,7 @@ ORDER = """
     blas index neighbours memory
     parts attention classify baselines explain
     losses fit
-    muon schedules optim checkpoint selfmemory objectives stage1 train
+    muon schedules optim checkpoint selfmemory objectives stage1 trained train
     runs views
     plot report studies
     pdf pipeline cli

@@ -201,7 +201,7 @@ def test_a_relabelled_twin_shares_the_index_and_leaves_the_original(blobs, monke
     calls = count_searches(bank, monkeypatch)
     twins = [bank.relabelled((blobs.labels + shift) % 5) for shift in (1, 2, 3)]
     assert all(twin._index is bank._index for twin in twins)
-    assert [twin.view.noise for twin in twins] == [view.noise] * 3
+    assert [twin.view.mean_trust for twin in twins] == [view.mean_trust] * 3
     assert calls == []
     assert bank.view is view
     assert torch.equal(bank.labels, torch.from_numpy(blobs.labels))

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from conftest import unit
 
+from attnknn.memory import MemoryBank
 from attnknn.neighbours import LabelView
 
 
@@ -15,7 +17,7 @@ def test_a_label_view_by_hand(circle):
     assert view.histograms[3].tolist() == [0, 1, 0, 0]
     assert view.trust[[0, 1, 3]].tolist() == [0, 0.5, 1]
     assert view.n_classes == 4
-    assert view.noise == pytest.approx(view.trust.mean().item())
+    assert view.mean_trust == pytest.approx(view.trust.mean().item())
 
 
 def test_prototypes_are_means_of_trusted_rows():
@@ -112,7 +114,7 @@ def test_everything_moves_to_the_device(neighbours):
     view = moved.view
     for tensor in (*tensors, view.labels, view.histograms, view.trust, view.prototypes):
         assert tensor.device.type == "meta"
-    assert moved.labels.shape == (29, 11) and view.noise == neighbours.view.noise
+    assert moved.labels.shape == (29, 11) and view.mean_trust == neighbours.view.mean_trust
 
 
 def test_plain_votes_never_search_for_the_rows_own_neighbours(bank, blobs):
@@ -132,3 +134,40 @@ def test_an_absent_class_gets_no_prototype_posterior():
     posterior = view.prototype_posterior(-rows[:1], 5.0)
     assert posterior[0, [1, 3]].tolist() == [0.0, 0.0]
     assert posterior.sum() == pytest.approx(1.0)
+
+
+@pytest.fixture
+def random_labels(make_blobs):
+    """A bank whose labels say nothing: any accuracy above chance is the query's own label."""
+    blobs = make_blobs(3, n_rows=499)
+    labels = np.random.default_rng(4).integers(5, size=499)
+    bank = MemoryBank(blobs.rows, labels, n_classes=5)
+    return bank, bank.search(blobs.rows, 11, exclude_ids=np.arange(499))
+
+
+def test_fault_1_a_rows_label_does_not_come_back_through_its_neighbours(random_labels):
+    bank, found = random_labels
+    for votes in (found.histograms.mean(dim=1), found.prototype_posterior(found.queries, 5.0)):
+        accuracy = (votes.argmax(dim=1) == bank.labels).float().mean()
+        assert accuracy < 0.2 + 3 * (0.2 * 0.8 / 499) ** 0.5
+    leaking = bank.view.histograms[found.ids].mean(dim=1).argmax(dim=1) == bank.labels
+    assert leaking.float().mean() > 0.35  # what would come back without the guard
+
+
+def test_histograms_without_the_query_by_hand():
+    rows = unit(np.array([[1, 0], [1, 0.1], [1, 0.2], [1, 0.3]]))
+    bank = MemoryBank(rows, np.array([0, 1, 1, 0]), n_classes=2, trust_neighbours=2)
+    found = bank.search(rows[:1], 2, exclude_ids=np.array([0]))
+    assert found.ids.tolist() == [[1, 2]]
+    # Row 1 has neighbours 0 and 2; without the query, row 0, only 2 is left.
+    assert found.histograms[0, 0].tolist() == [0.0, 1.0]
+    assert found.trust[0].tolist() == [1.0, 0.5]
+
+
+def test_a_search_from_before_the_bank_changed_says_so(make_blobs):
+    blobs = make_blobs(0)
+    bank = blobs.bank()
+    found = bank.search(blobs.queries, 3)
+    bank.remove(np.array([0, 1]))
+    with pytest.raises(RuntimeError, match="search again"):
+        _ = found.trust

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.config import SITUATION_FEATURES, AttentionConfig
+from attnknn.choices import SITUATION_FEATURES
+from attnknn.config import AttentionConfig
 from attnknn.parts import (
     SITUATION_COLUMNS,
     DistanceBias,
@@ -71,7 +72,7 @@ def test_situation_columns_by_hand(circle, east):
     assert row("rank") == pytest.approx([0, 1 / 3, 2 / 3])
     assert row("trust") == circle.view.trust[:3].tolist()
     assert row("label_share") == pytest.approx([1 / 3, 2 / 3, 2 / 3])
-    assert row("noise") == pytest.approx([circle.view.noise] * 3)
+    assert row("noise") == pytest.approx([circle.view.mean_trust] * 3)
     posterior = evidence.prototype_posterior[0].tolist()
     assert row("prototype") == pytest.approx([posterior[0], posterior[1], posterior[1]])
     shares = evidence.histogram_shares[0].tolist()

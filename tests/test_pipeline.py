@@ -162,7 +162,7 @@ def test_a_wrong_type_or_value_is_refused(project, books, name, value, rule):
     [
         ("rate", 1, 1.0),
         ("rate", "2e-4", 2e-4),  # what YAML makes of 2e-4
-        ("ks", [], []),
+        ("ks", [3], [3]),
         ("ks", [5, 7], [5, 7]),
         ("limit", None, None),
         ("limit", 5, 5),

@@ -27,11 +27,12 @@ def train(run: Path, *seeds: int, age: float = 0.0) -> Path:
 
 
 def fake_train(monkeypatch, **functions):
-    module = types.ModuleType("attnknn.train")
-    module.TrainedRun = object
-    for name, function in functions.items():
-        setattr(module, name, function)
-    monkeypatch.setitem(sys.modules, "attnknn.train", module)
+    for name in ("attnknn.train", "attnknn.trained"):
+        module = types.ModuleType(name)
+        module.TrainedRun = object
+        for function_name, function in functions.items():
+            setattr(module, function_name, function)
+        monkeypatch.setitem(sys.modules, name, module)
 
 
 def test_results_root_walks_up_to_the_project(tmp_path, monkeypatch):

@@ -9,13 +9,14 @@ import torch
 from tiny import JOINT, SMALL, config, tiny_splits
 
 import attnknn.train as train_module
+import attnknn.trained as trained_module
 from attnknn.config import ConfigError, RunConfig
 from attnknn.train import choose_device, load_data, load_run, train_run
 
 
 @pytest.fixture(autouse=True)
 def tiny_data(monkeypatch):
-    monkeypatch.setattr(train_module, "load_splits", lambda *_, **__: tiny_splits())
+    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
 
 
 @pytest.fixture
@@ -116,3 +117,47 @@ def test_fault_14_the_cnn_baseline_has_the_same_budget(tmp_path, monkeypatch):
     assert cnn == replace(joint, objective="cross_entropy", head="linear")
     assert run.cnn_logits("test").shape == (24, 3)
     assert not (run.folder / "cnn.pt").exists()
+
+
+def test_settings_that_are_not_used_are_named(tmp_path):
+    with pytest.warns(UserWarning, match="not used with objective='cross_entropy': entropy_weight"):
+        train_run(config(SMALL, entropy_weight=0.5), tmp_path / "seed0", progress=False)
+
+
+def test_a_joint_attention_without_a_trained_embedder_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="objective must be 'cross_entropy'"):
+        train_run(config(JOINT, epochs=0), tmp_path / "seed0", progress=False)
+
+
+def test_a_folder_begun_with_other_rows_is_refused(tmp_path, monkeypatch):
+    folder = tmp_path / "seed0"
+    train_run(config(SMALL), folder, progress=False)
+    (folder / "report.json").unlink()  # as if it had been killed
+    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits(seed=1))
+    with pytest.raises(ConfigError, match="begun with other rows"):
+        train_run(config(SMALL), folder, progress=False)
+
+
+def test_a_setting_that_is_newer_than_the_folder_had_its_default(run):
+    path = run.folder / "config.json"
+    older = json.loads(path.read_text())
+    del older["clip_norm"]
+    path.write_text(json.dumps(older))
+    assert train_run(config(SMALL), run.folder, progress=False).folder == run.folder
+
+
+def test_the_report_tells_of_the_epoch_that_was_kept(run):
+    best = run.history["val_accuracy"].max()
+    assert run.report["metrics"]["val_accuracy"] == best
+    assert run.report["seconds"]["stage1"] == pytest.approx(run.history["seconds"].sum(), abs=0.01)
+
+
+def test_a_kill_before_the_report_loses_no_training(tmp_path, monkeypatch):
+    folder = tmp_path / "seed0"
+    with monkeypatch.context() as patch:
+        patch.setattr(train_module, "save_report", lambda *_, **__: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train_run(config(SMALL), folder, progress=False)
+    assert (folder / "checkpoint.pt").exists()
+    monkeypatch.setattr(train_module.Stage1, "_run_epoch", None)  # no epoch is trained again
+    assert len(train_run(config(SMALL), folder, progress=False).history) == 2

@@ -40,7 +40,6 @@ SMALL = {
     "widths": [4, 6, 8],
     "epochs": 2,
     "batch_size": 20,
-    "k_train": 5,
     "fit_k": 7,
     "fit_epochs": 3,
     "trust_neighbours": 5,
@@ -48,6 +47,7 @@ SMALL = {
 }
 JOINT = SMALL | {
     "objective": "joint",
+    "k_train": 5,
     "optimiser": "adamw",
     "lr": 1e-2,
     "weight_decay": 1e-4,

@@ -152,7 +152,7 @@ def _pca(config: EmbedderConfig, splits: Splits) -> Built:
     return Built(PrincipalAxes(int(np.prod(splits.train.inputs.shape[1:])), config.embed_dim))
 
 
-# A new backbone is one more line here, and its name in config.BACKBONE_NAMES.
+# A new backbone is one more line here, and its name in choices.BACKBONE_NAMES.
 BACKBONES: dict[str, Callable[[EmbedderConfig, Splits], Built]] = {
     "fast": _fast,
     "resnet18": _resnet,

@@ -12,6 +12,7 @@ from attnknn.catalogue import SOURCES
 from attnknn.checks import nearest_name
 from attnknn.config import ConfigError, RunConfig, field_names, read_params
 from attnknn.pipeline.notebooks import Notebook
+from attnknn.studyconfig import check_study_value
 
 # Names the pipeline fills in itself, and how the user says them instead.
 _RESERVED = {
@@ -167,7 +168,7 @@ def _typed(name: str, value: Any, book: Notebook) -> Any:
             f"{name} must be {_KINDS.get(kind, kind.__name__)} like the default {default!r} of "
             f"{book.name}, got {name}={value!r} ({type(value).__name__})"
         ) from None
-    return _finite(name, converted)
+    return check_study_value(name, _finite(name, converted))
 
 
 def _convert(value: Any, kind: type) -> Any:

@@ -14,6 +14,7 @@ import attnknn
 from attnknn.config import ConfigError
 from attnknn.files import read_json, sha256_file, write_json
 from attnknn.pipeline.notebooks import Notebook
+from attnknn.provenance import REPORT_NAME
 from attnknn.runs import seed_folder
 
 
@@ -148,12 +149,16 @@ class RunFolder:
     def clear_seed(self, task: Task) -> None:
         """Remove what a training task has trained."""
         if task.notebook.is_training:
-            shutil.rmtree(seed_folder(self.path, task.seeds[0]), ignore_errors=True)
+            folder = seed_folder(self.path, task.seeds[0])
+            # First what makes it count as complete: a kill in between must not leave a torso.
+            (folder / REPORT_NAME).unlink(missing_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def erase(self) -> None:
         """Remove all that a run wrote, the report last: until then the folder is the old run's."""
         for path in self.path.iterdir():
             if path.is_dir() and _is_ours(path.name):
+                (path / REPORT_NAME).unlink(missing_ok=True)
                 shutil.rmtree(path)
         (self.path / "report.pdf").unlink(missing_ok=True)
         (self.path / "report.json").unlink(missing_ok=True)

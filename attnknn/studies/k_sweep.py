@@ -12,18 +12,19 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.baselines import DISTANCE_TEMPERATURES, calibrate, fit_method
-from attnknn.classify import Attention, Distance, Uniform, predict
+from attnknn.classify import Distance, Uniform, predict
 from attnknn.compare import compare_methods
-from attnknn.fit import fit_on_neighbours
-from attnknn.measure import negative_log_likelihood, summarise
-from attnknn.studies.main_results import (
-    METRICS,
+from attnknn.measure import negative_log_likelihood
+from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
+    attention_at,
     plain_methods,
     search_run,
+    stop_rows,
+    tidy_measures,
 )
-from attnknn.train import TrainedRun
+from attnknn.trained import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class KSweep:
 
     Attributes:
         table: One row per seed, method, k and measure on test rows.
-        held_out: One row per seed, method and k: NLL on the held-out queries, which chooses k.
+        held_out: One row per seed, method and k: NLL on held-out queries that no attention was
+            fitted on, which chooses k.
         probs: Method name to k to one table of test probabilities a seed.
         labels: True classes of the test rows.
     """
@@ -54,15 +56,13 @@ def k_sweep(
     for run in runs:
         possible = [k for k in ks if k <= len(run.bank)]
         found = search_run(run, max(possible))
+        judges = stop_rows(run, found.held_out_labels).numpy()
         for k in tqdm(possible, desc="k", disable=not progress, leave=False):
-            here = Neighbourhoods(
-                found.held_out.nearest(k), found.held_out_labels, found.test.nearest(k)
-            )
-            held_out, test = predictions_at(run, here)
+            held_out, test = predictions_at(run, found.nearest(k))
             named = {"dataset": run.config.data.dataset, "seed": run.config.seed, "k": k}
-            rows += _measures(test, run.labels("test"), named)
+            rows += tidy_measures(test, run.labels("test"), **named)
             for name, probs in held_out.items():
-                nll = negative_log_likelihood(probs, found.held_out_labels)
+                nll = negative_log_likelihood(probs[judges], found.held_out_labels[judges])
                 chosen.append(named | {"method": name, "nll": nll})
                 kept.setdefault(name, {}).setdefault(k, []).append(test[name])
     return KSweep(pd.DataFrame(rows), pd.DataFrame(chosen), kept, runs[0].labels("test"))
@@ -70,20 +70,12 @@ def k_sweep(
 
 def predictions_at(run: TrainedRun, here: Neighbourhoods) -> tuple[Predictions, Predictions]:
     """Return held-out and test probabilities of every method at the k of the neighbourhoods."""
-    k = here.test.k
-    attention = fit_on_neighbours(
-        run.bank,
-        here.held_out,
-        here.held_out_labels,
-        attention=run.config.attention,
-        fitting=run.config.fitting,
-        seed=run.config.seed,
-    ).attention
-    methods = plain_methods(k) | {"attention": Attention(k, attention)}
+    k, labels = here.test.k, here.held_out_labels
+    methods = plain_methods(k) | {"attention": attention_at(run, here, k)}
     distances = [Distance(k, temperature) for temperature in DISTANCE_TEMPERATURES]
     tuned = {
-        "uniform (tuned)": calibrate(Uniform(k), here.held_out, here.held_out_labels),
-        "distance (tuned)": fit_method(distances, here.held_out, here.held_out_labels),
+        "uniform (tuned)": calibrate(Uniform(k), here.held_out, labels),
+        "distance (tuned)": fit_method(distances, here.held_out, labels),
     }
     held_out, test = (
         {name: predict(method, part) for name, method in methods.items()}
@@ -110,12 +102,3 @@ def verdict(sweep: KSweep) -> str:
         lines.append(f"- {name}: k = {k} (chosen on held-out queries); {others}.")
     note = "NLL on test rows, paired tests, Holm-corrected."
     return "\n".join([*lines, "", note])
-
-
-def _measures(probs: Predictions, labels: Int[np.ndarray, " B"], named: dict) -> list[dict]:
-    return [
-        named | {"method": name, "metric": metric, "value": value}
-        for name, table in probs.items()
-        for metric, value in summarise(table, labels).items()
-        if metric in METRICS
-    ]

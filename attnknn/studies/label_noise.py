@@ -4,7 +4,7 @@ The embedder stays as it is; only the labels of the memory rows are flipped. Eve
 derives from labels (trust, histograms, prototypes) comes from the flipped ones. At each level the
 held-out queries tune the baselines and refit the attention. Their labels are clean, or as noisy as
 the memory's (the case people really have); then the share of wrong ones is estimated from the
-neighbours' majority, and every fitted method gets the same forward correction.
+neighbours' majority, and every method fitted on them gets the same forward correction.
 """
 
 import itertools
@@ -19,24 +19,24 @@ from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
 from tqdm import tqdm
 
-from attnknn.attention import NeighbourAttention
 from attnknn.classify import Attention, predict
 from attnknn.compare import compare_methods
 from attnknn.corrupt import flip_labels
-from attnknn.fit import fit_on_neighbours, label_error_rate
-from attnknn.measure import METRIC_NAMES, summarise
+from attnknn.fit import label_error_rate
+from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
-from attnknn.studies.main_results import (
+from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
     plain_methods,
+    refit,
     search_run,
     standing,
+    tidy_measures,
     tuned_baselines,
 )
-from attnknn.train import TrainedRun
+from attnknn.trained import TrainedRun
 
-METRICS = ("accuracy", "nll", "brier", "ece")
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
 CURVES = ("uniform", "uniform (tuned)", "distance (tuned)", "attention", "attention, transfer")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
@@ -90,32 +90,36 @@ def memory_noise(
     tables, kept = [], {}
     for run in runs:
         found = search_run(run, max(k_eval, k_baseline))
-        transfer = fit_transfer(run, found)
+        transfer = fit_transfer(run, found.nearest(k_eval))
         levels = [
             Level(kind, rate, labels)
             for labels, kind, rate in itertools.product(held_out, kinds, rates)
-            if rate > 0 or (kind, labels) == (kinds[0], held_out[0])
+            if rate > 0 or kind == kinds[0]
         ]
         for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
-            probs, bank = noisy_predictions(run, found, transfer, level, k_baseline)
-            tables.append(_tidy(run, level, probs, bank))
+            probs, bank = noisy_predictions(run, found, transfer, level, k_eval, k_baseline)
+            named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
+            tables += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
+            if level.held_out == held_out[0]:  # the memory is the same for all held-out labels
+                tables += _detection(bank, run.labels("train"), named | level._asdict())
             for name, each in probs.items():
                 kept.setdefault(level, {}).setdefault(name, []).append(each)
-    table = _with_clean_level(pd.concat(tables, ignore_index=True), kinds, held_out)
+    table = _with_clean_level(pd.DataFrame(tables), kinds)
     return NoiseStudy(table, kept, runs[0].labels("test"))
 
 
-def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> NeighbourAttention:
+def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
     """Return an attention fitted once, on the clean memory under drawn noise, for every level."""
     fitting = replace(run.config.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
-    return _fit(run, run.bank, found.held_out, found.held_out_labels, fitting)
+    return refit(run, run.bank, found, fitting=fitting)
 
 
 def noisy_predictions(
     run: TrainedRun,
     found: Neighbourhoods,
-    transfer: NeighbourAttention,
-    level: "Level",
+    transfer: Attention,
+    level: Level,
+    k_eval: int,
     k_baseline: int,
 ) -> tuple[Predictions, MemoryBank]:
     """Return test probabilities of every method over a memory with flipped labels."""
@@ -126,19 +130,19 @@ def noisy_predictions(
     if is_noisy:
         # Another seed: held-out rows must not repeat the memory's draw.
         labels = flip_labels(labels, level.rate, seed=seed + 1, **options)
-    here = Neighbourhoods(
+    whole = Neighbourhoods(
         found.held_out.with_view(bank.view), labels, found.test.with_view(bank.view)
     )
+    here = whole.nearest(k_eval)
     error = label_error_rate(here.held_out, torch.from_numpy(labels)) if is_noisy else 0.0
-    k = here.test.k
-    fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
-    refitted = _fit(run, bank, here.held_out, labels, fitting)
-    plain = plain_methods(min(k_baseline, k))
-    probs = {name: predict(method, here.test) for name, method in plain.items()}
+    plain = plain_methods(min(k_baseline, whole.test.k))
     tuned = tuned_baselines(here, label_error=error)
+    fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
+    probs = {name: predict(method, whole.test) for name, method in plain.items()}
     probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(Attention(k, refitted), here.test)
-    probs["attention, transfer"] = predict(Attention(k, transfer), here.test)
+    probs["attention"] = predict(refit(run, bank, here, fitting=fitting), here.test)
+    if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
+        probs["attention, transfer"] = predict(transfer, here.test)
     return probs, bank
 
 
@@ -185,31 +189,15 @@ def attention_standing(
     return "; ".join(phrases) + "."
 
 
-def _fit(run, bank, neighbours, labels, fitting) -> NeighbourAttention:
-    return fit_on_neighbours(
-        bank,
-        neighbours,
-        labels,
-        attention=run.config.attention,
-        fitting=fitting,
-        seed=run.config.seed,
-    ).attention
-
-
-def _tidy(run: TrainedRun, level: Level, probs: Predictions, bank: MemoryBank) -> pd.DataFrame:
-    labels = run.labels("test")
-    named = {"dataset": run.config.data.dataset, "seed": run.config.seed, **level._asdict()}
-    rows = [
-        named | {"method": name, "metric": metric, "value": value}
-        for name, table in probs.items()
-        for metric, value in summarise(table, labels).items()
-        if metric in METRICS
-    ]
-    wrong = bank.labels.numpy() != run.labels("train")
-    if wrong.any():
-        auroc = label_error_auroc(bank.view.trust.numpy(), wrong)
-        rows.append(named | {"method": "trust", "metric": "auroc", "value": auroc})
-    return pd.DataFrame(rows)
+def _detection(
+    bank: MemoryBank, true_labels: Int[np.ndarray, " N"], named: dict[str, object]
+) -> list[dict[str, object]]:
+    """Return how well trust finds the flipped rows, as a row of the table; none without flips."""
+    wrong = bank.labels.numpy() != true_labels
+    if not wrong.any():
+        return []
+    auroc = label_error_auroc(bank.view.trust.numpy(), wrong)
+    return [named | {"method": "trust", "metric": "auroc", "value": auroc}]
 
 
 def label_error_auroc(trust: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
@@ -217,11 +205,7 @@ def label_error_auroc(trust: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " 
     return float(roc_auc_score(wrong, -trust))
 
 
-def _with_clean_level(
-    table: pd.DataFrame, kinds: Sequence[str], held_out: Sequence[str]
-) -> pd.DataFrame:
+def _with_clean_level(table: pd.DataFrame, kinds: Sequence[str]) -> pd.DataFrame:
     """Repeat the noise-free level under every kind of noise: it is the start of each curve."""
     clean = table[table["rate"] == 0]
-    others = list(itertools.product(kinds, held_out))[1:]
-    copies = [clean.assign(kind=kind, held_out=labels) for kind, labels in others]
-    return pd.concat([table, *copies], ignore_index=True)
+    return pd.concat([table, *(clean.assign(kind=kind) for kind in kinds[1:])], ignore_index=True)

@@ -11,34 +11,29 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from attnknn.baselines import FittedMethod, fit_adaptive_k, fit_baseline
+from attnknn.baselines import fit_adaptive_k
 from attnknn.calibrate import apply_temperature, fit_temperature
-from attnknn.classify import (
-    Attention,
-    Distance,
-    KEnsemble,
-    Method,
-    Uniform,
-    predict,
-    predict_views,
-)
+from attnknn.classify import Uniform, predict, predict_views
 from attnknn.compare import compare_methods
-from attnknn.measure import (
-    METRIC_NAMES,
-    expected_calibration_error,
-    reliability_table,
-    summarise,
-)
-from attnknn.neighbours import Neighbours
+from attnknn.measure import METRIC_NAMES, expected_calibration_error, reliability_table
 from attnknn.report import DisplayTable, pivot_mean_interval
-from attnknn.train import TrainedRun
+from attnknn.studies.contest import (
+    METRICS,
+    Neighbourhoods,
+    Predictions,
+    attention_at,
+    plain_methods,
+    search_run,
+    standing,
+    stop_rows,
+    tidy_measures,
+    tuned_baselines,
+)
+from attnknn.trained import TrainedRun
 from attnknn.views import embed_views
 
-METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
 RELIABILITY = ("uniform", "distance (tuned)", "attention", "cnn + temperature")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "cnn + temperature")
-# Method name to probabilities; "_": held-out and test rows differ in number.
-Predictions = dict[str, Float[np.ndarray, "_ C"]]
 
 
 @dataclass(frozen=True)
@@ -58,23 +53,6 @@ class MainResults:
     def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece")):
         """Return every method's paired difference to the attention."""
         return compare_methods(self.probs, self.labels, "attention", metrics=metrics)
-
-
-@dataclass(frozen=True)
-class Neighbourhoods:
-    """One search of a run: held-out queries to fit on, test queries to report on."""
-
-    held_out: Neighbours
-    held_out_labels: Int[np.ndarray, " B"]
-    test: Neighbours
-
-
-def search_run(run: TrainedRun, k: int) -> Neighbourhoods:
-    """Return the k nearest memory rows of the validation and the test rows; k is lowered to N."""
-    k = min(k, len(run.bank))
-    return Neighbourhoods(
-        run.bank.search(run.rows("val"), k), run.labels("val"), run.bank.search(run.rows("test"), k)
-    )
 
 
 def main_results(
@@ -103,9 +81,15 @@ def main_results(
         probs |= tta_predictions(run, found, k_eval, k_baseline, tta_views, tta_kind)
         seeds.append(probs | cnn_predictions(run))
     labels = runs[0].labels("test")
-    tables = [_tidy(run, probs, labels) for run, probs in zip(runs, seeds, strict=True)]
+    rows = [
+        row
+        for run, probs in zip(runs, seeds, strict=True)
+        for row in tidy_measures(
+            probs, labels, dataset=run.config.data.dataset, seed=run.config.seed
+        )
+    ]
     by_method = {name: [probs[name] for probs in seeds] for name in seeds[0]}
-    return MainResults(by_method, labels, pd.concat(tables, ignore_index=True))
+    return MainResults(by_method, labels, pd.DataFrame(rows))
 
 
 def knn_predictions(
@@ -116,34 +100,20 @@ def knn_predictions(
     k_ensemble: Sequence[int],
 ) -> Predictions:
     """Return test probabilities of the neighbour methods, all from one search."""
-    limit = found.test.k
-    plain = plain_methods(min(k_baseline, limit))
-    attention = Attention(min(k_eval, limit), run.attention)
-    ks = tuple(k for k in k_ensemble if k <= limit) or (limit,)
-    adaptive = fit_adaptive_k(attention, found.held_out, found.held_out_labels)
-    wrapped = {
-        "attention": attention,
-        "attention + k-ensemble": KEnsemble(attention, ks),
-        "attention + adaptive k": adaptive,
-    }
+    here = found.nearest(k_eval)
+    attention = attention_at(run, found, k_eval)
+    judges = stop_rows(run, found.held_out_labels)
+    adaptive = fit_adaptive_k(
+        attention, here.held_out.of_queries(judges), found.held_out_labels[judges.numpy()]
+    )
+    ensemble = [attention_at(run, found, k) for k in k_ensemble]
+    plain = plain_methods(min(k_baseline, found.test.k))
     probs = {name: predict(method, found.test) for name, method in plain.items()}
-    probs |= {name: fit.predict(found.test) for name, fit in tuned_baselines(found).items()}
-    return probs | {name: predict(method, found.test) for name, method in wrapped.items()}
-
-
-def plain_methods(k: int) -> dict[str, Method]:
-    """Return the untuned methods as published: 1 / k, and softmax of minus squared distance."""
-    return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
-
-
-def tuned_baselines(found: Neighbourhoods, *, label_error: float = 0.0) -> dict[str, FittedMethod]:
-    """Return the baselines with everything chosen on the held-out queries."""
-    names = ("uniform", "distance", "prototypes")
-    return {
-        f"{name} (tuned)": fit_baseline(
-            name, found.held_out, found.held_out_labels, label_error=label_error
-        )
-        for name in names
+    probs |= {name: fit.predict(here.test) for name, fit in tuned_baselines(here).items()}
+    return probs | {
+        "attention": predict(attention, here.test),
+        "attention + k-ensemble": np.mean([predict(each, found.test) for each in ensemble], axis=0),
+        "attention + adaptive k": predict(adaptive, here.test),
     }
 
 
@@ -161,7 +131,7 @@ def tta_predictions(
     k = found.test.k
     others = embed_views(run, n_views=n_views, kind=kind)[1:]  # the first view is searched already
     views = [found.test, *(run.bank.search(rows, k) for rows in others)]
-    uniform, attention = Uniform(min(k_baseline, k)), Attention(min(k_eval, k), run.attention)
+    uniform, attention = Uniform(min(k_baseline, k)), attention_at(run, found, k_eval)
     return {
         "uniform + TTA": predict_views(uniform, views),
         "attention + TTA": predict_views(attention, views),
@@ -222,31 +192,3 @@ def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "ac
     size = f"{n_rows} test rows, {first['n_seeds']} seed(s)"
     note = f"Paired tests at 95 %, Holm-corrected over methods; {size}."
     return "\n".join([*lines, "", note])
-
-
-def standing(table: pd.DataFrame) -> str:
-    """Say which rivals the attention beats, loses to, or cannot be told from."""
-    # Rows are rivals minus attention: where a rival is worse, the attention is better.
-    words = {
-        "worse": "better than",
-        "better": "worse than",
-        "no difference at this size": "no difference at this size from",
-        "undefined": "cannot be compared with",
-    }
-    groups = [
-        f"{phrase} {', '.join(table.loc[table['verdict'] == found, 'method'])}"
-        for found, phrase in words.items()
-        if (table["verdict"] == found).any()
-    ]
-    return "; ".join(groups)
-
-
-def _tidy(run: TrainedRun, probs: Predictions, labels: Int[np.ndarray, " B"]) -> pd.DataFrame:
-    rows = [
-        {"dataset": run.config.data.dataset, "seed": run.config.seed, "method": name}
-        | {"metric": metric, "value": value}
-        for name, table in probs.items()
-        for metric, value in summarise(table, labels).items()
-        if metric in METRICS
-    ]
-    return pd.DataFrame(rows)

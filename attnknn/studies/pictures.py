@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from attnknn import plot
 from attnknn.classify import predict
 from attnknn.neighbours import Neighbours
-from attnknn.train import TrainedRun
+from attnknn.trained import TrainedRun
 
 
 def neighbours_figure(

@@ -3,7 +3,7 @@
 import pandas as pd
 
 from attnknn.neighbours import Neighbours
-from attnknn.train import PARTS, TrainedRun
+from attnknn.trained import PARTS, TrainedRun
 
 
 def run_facts(run: TrainedRun) -> pd.DataFrame:
@@ -16,7 +16,7 @@ def run_facts(run: TrainedRun) -> pd.DataFrame:
         "embedder": f"{run.config.embedder.backbone}, {report['parameters']:,} parameters",
         "pretrained weights": "yes" if report["pretrained"] else "no",
         "memory": f"{len(bank):,} rows of width {bank.dim}, index {bank.index_name}",
-        "mean trust of the memory": f"{bank.view.noise:.3f}",
+        "mean trust of the memory": f"{bank.view.mean_trust:.3f}",
         "seconds, stage 1 / stage 2": "{stage1:.1f} / {stage2:.1f}".format(**report["seconds"]),
     }
     return pd.DataFrame({"fact": facts.keys(), "value": facts.values()})

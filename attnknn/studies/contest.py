@@ -1,0 +1,132 @@
+"""The contest: one search of a run, and the methods that all studies compare on it.
+
+Axes: B queries, C classes.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+
+from attnknn.baselines import BASELINES, FittedMethod, fit_baseline
+from attnknn.classify import Attention, Distance, Method, Uniform
+from attnknn.config import FittingConfig
+from attnknn.fit import fit_and_stop_rows, fit_on_neighbours
+from attnknn.measure import summarise
+from attnknn.memory import MemoryBank
+from attnknn.neighbours import Neighbours
+from attnknn.trained import TrainedRun
+
+METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
+# Method name to probabilities; "_": held-out and test rows differ in number.
+Predictions = dict[str, Float[np.ndarray, "_ C"]]
+
+
+@dataclass(frozen=True)
+class Neighbourhoods:
+    """One search of a run: held-out queries to fit on, test queries to report on."""
+
+    held_out: Neighbours
+    held_out_labels: Int[np.ndarray, " B"]
+    test: Neighbours
+
+    def nearest(self, k: int) -> "Neighbourhoods":
+        """Return the first k neighbours, or all where fewer were searched."""
+        k = min(k, self.test.k)
+        return Neighbourhoods(self.held_out.nearest(k), self.held_out_labels, self.test.nearest(k))
+
+
+def search_run(run: TrainedRun, k: int) -> Neighbourhoods:
+    """Return the k nearest memory rows of the validation and the test rows; k is lowered to N."""
+    k = min(k, len(run.bank))
+    return Neighbourhoods(
+        run.bank.search(run.rows("val"), k), run.labels("val"), run.bank.search(run.rows("test"), k)
+    )
+
+
+def stop_rows(run: TrainedRun, labels: Int[np.ndarray, " B"]) -> Int[torch.Tensor, " S"]:
+    """Return the held-out queries that stopped the fit of the attention, but did not shape it."""
+    share, seed = run.config.fitting.fit_stop_share, run.config.seed
+    return fit_and_stop_rows(torch.from_numpy(labels), share, seed)[1]
+
+
+def plain_methods(k: int) -> dict[str, Method]:
+    """Return the untuned methods as published: 1 / k, and softmax of minus squared distance."""
+    return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
+
+
+def tuned_baselines(found: Neighbourhoods, *, label_error: float = 0.0) -> dict[str, FittedMethod]:
+    """Return the baselines with everything chosen on the held-out queries."""
+    held_out, labels = found.held_out, found.held_out_labels
+    return {
+        f"{name} (tuned)": fit_baseline(name, held_out, labels, label_error=label_error)
+        for name in BASELINES
+    }
+
+
+def refit(
+    run: TrainedRun,
+    bank: MemoryBank,
+    found: Neighbourhoods,
+    *,
+    fitting: FittingConfig | None = None,
+) -> Attention:
+    """Return the run's kind of attention, fitted anew on the held-out queries of a search."""
+    fitted = fit_on_neighbours(
+        bank,
+        found.held_out,
+        found.held_out_labels,
+        attention=run.config.attention,
+        fitting=fitting or run.config.fitting,
+        seed=run.config.seed,
+    )
+    return Attention(fitted.k, fitted.attention)
+
+
+def attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> Attention:
+    """Return the attention for k neighbours: the run's own where it was fitted for k, else refit.
+
+    An attention fitted for 50 neighbours is valid at 5, but not at its best there. One that was
+    kept from joint training is used as it is.
+    """
+    here, fitting = found.nearest(k), run.config.fitting
+    is_own = here.test.k == min(fitting.fit_k, len(run.bank))
+    if is_own or fitting.fit_attention_on == "train":
+        return run.method(here.test.k)
+    return refit(run, run.bank, here)
+
+
+def tidy_measures(
+    probs: Predictions, labels: Int[np.ndarray, " B"], **named: Any
+) -> list[dict[str, Any]]:
+    """Return one row per method and measure, each with the given columns in front."""
+    return [
+        named | {"method": name, "metric": metric, "value": value}
+        for name, table in probs.items()
+        for metric, value in summarise(table, labels).items()
+        if metric in METRICS
+    ]
+
+
+def standing(table: pd.DataFrame) -> str:
+    """Say which rivals the attention beats, loses to, or cannot be told from.
+
+    Args:
+        table: Rows of ``compare_methods`` with the attention as the baseline, one measure.
+    """
+    # Rows are rivals minus attention: where a rival is worse, the attention is better.
+    words = {
+        "worse": "better than",
+        "better": "worse than",
+        "no difference at this size": "no difference at this size from",
+        "undefined": "cannot be compared with",
+    }
+    groups = [
+        f"{phrase} {', '.join(table.loc[table['verdict'] == found, 'method'])}"
+        for found, phrase in words.items()
+        if (table["verdict"] == found).any()
+    ]
+    return "; ".join(groups)
