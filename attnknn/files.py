@@ -69,6 +69,14 @@ def sha256_file(path: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
+def path_stamp(path: Path) -> str:
+    """Return a digest of a file's or folder's names, sizes and times: it changes when they do."""
+    path = Path(path)
+    members = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    facts = [(str(p.relative_to(path)), p.stat().st_size, p.stat().st_mtime_ns) for p in members]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Hold a folder for this process; a second holder is refused at once.

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from attnknn.catalogue import SOURCES, Source
 from attnknn.checks import check_one_of
-from attnknn.files import sha256_file, write_atomic
+from attnknn.files import path_stamp, sha256_file, write_atomic
 from attnknn.routes import (
     BAR_DELAY,
     Package,
@@ -70,6 +70,11 @@ def fetch(name: str, *, progress: bool = True, force: bool = False) -> dict[str,
             if source.files and (force or faults):
                 _fetch_all(name, folder, faults, progress=progress)
     return {file: folder / file for file in source.files}
+
+
+def own_files_stamp(dataset: str) -> str | None:
+    """Return a digest of a user's own files, or None for a known data set, which is verified."""
+    return None if dataset in SOURCES else path_stamp(Path(dataset))
 
 
 def list_datasets() -> pd.DataFrame:

@@ -22,6 +22,7 @@ from attnknn.embed import embed, embed_with_logits
 from attnknn.files import locked_folder, read_json, write_atomic, write_json, write_text
 from attnknn.fit import fit_attention
 from attnknn.provenance import REPORT_NAME, provenance, save_report
+from attnknn.sources import own_files_stamp
 from attnknn.stage1 import Stage1
 from attnknn.trained import PARTS, TrainedRun, build_bank, choose_device, load_data, load_run
 
@@ -58,7 +59,9 @@ def train_run(config: RunConfig, folder: Path, *, progress: bool = True) -> Trai
     folder = Path(folder)
     with locked_folder(folder):
         _claim(folder, config)
-        if not (folder / REPORT_NAME).exists():
+        if (folder / REPORT_NAME).exists():
+            _check_own_files(folder, config.data.dataset)
+        else:
             _train(config, folder, progress=progress)
     return load_run(folder)
 
@@ -68,7 +71,7 @@ def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
     origin = provenance()  # now: the code on disk may change while this process runs
     _say_unused(config)
     splits = load_data(config)
-    _check_data(folder, splits)
+    _check_data(folder, splits, config.data.dataset)
     device = choose_device(config.training.device)
     stage = Stage1(config, splits, device=device)
     history = _train_stage1(stage, folder, progress=progress)
@@ -108,14 +111,24 @@ def _claim(folder: Path, config: RunConfig) -> None:
         )
 
 
-def _check_data(folder: Path, splits: Splits) -> None:
+def _check_data(folder: Path, splits: Splits, dataset: str) -> None:
     """Note which rows a folder is made from, or refuse to go on with others."""
     path = folder / "data.json"
     if not path.exists():
-        write_json(path, {"source": splits.source, "fingerprint": splits.fingerprint})
+        stamp = own_files_stamp(dataset)
+        facts = {"source": splits.source, "fingerprint": splits.fingerprint, "own_files": stamp}
+        write_json(path, facts)
     elif read_json(path)["fingerprint"] != splits.fingerprint:
+        raise ConfigError(f"{folder} was begun with other rows of {dataset}; use another folder")
+
+
+def _check_own_files(folder: Path, dataset: str) -> None:
+    """Refuse a finished folder whose own data files have changed since."""
+    path = folder / "data.json"
+    stamp = read_json(path).get("own_files") if path.exists() else None
+    if stamp is not None and stamp != own_files_stamp(dataset):
         raise ConfigError(
-            f"{folder} was begun with other rows of {splits.name}; use another folder"
+            f"{dataset} has changed since {folder} was made from it; use another folder"
         )
 
 

@@ -10,6 +10,7 @@ import pytest
 from attnknn.files import (
     FolderBusyError,
     locked_folder,
+    path_stamp,
     read_json,
     sha256_file,
     write_atomic,
@@ -108,3 +109,15 @@ def test_the_lock_is_released_when_the_work_raises(tmp_path):
             raise RuntimeError("work")
     with locked_folder(tmp_path):
         pass
+
+
+def test_a_stamp_changes_with_the_files(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/one.txt").write_text("1")
+    before = path_stamp(tmp_path)
+    assert path_stamp(tmp_path) == before
+    (tmp_path / "a/two.txt").write_text("2")
+    assert path_stamp(tmp_path) != before
+    alone = path_stamp(tmp_path / "a/one.txt")
+    (tmp_path / "a/one.txt").write_text("11")
+    assert path_stamp(tmp_path / "a/one.txt") != alone

@@ -161,3 +161,16 @@ def test_a_kill_before_the_report_loses_no_training(tmp_path, monkeypatch):
     assert (folder / "checkpoint.pt").exists()
     monkeypatch.setattr(train_module.Stage1, "_run_epoch", None)  # no epoch is trained again
     assert len(train_run(config(SMALL), folder, progress=False).history) == 2
+
+
+def test_changed_own_files_are_noticed(tmp_path, monkeypatch):
+    monkeypatch.undo()  # real files this time
+    rng = np.random.default_rng(0)
+    rows, path = rng.normal(size=(60, 5)).astype(np.float32), tmp_path / "mine.npz"
+    np.savez(path, X=rows, y=np.arange(60) % 3)
+    settings = config({"backbone": "identity", "fit_epochs": 2, "fit_k": 5}, dataset=str(path))
+    train_run(settings, tmp_path / "seed0", progress=False)
+    assert train_run(settings, tmp_path / "seed0", progress=False).config == settings
+    np.savez(path, X=rows + 1, y=np.arange(60) % 3)
+    with pytest.raises(ConfigError, match=r"mine\.npz has changed since"):
+        train_run(settings, tmp_path / "seed0", progress=False)

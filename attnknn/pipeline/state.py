@@ -16,6 +16,7 @@ from attnknn.files import read_json, sha256_file, write_json
 from attnknn.pipeline.notebooks import Notebook
 from attnknn.provenance import REPORT_NAME
 from attnknn.runs import seed_folder
+from attnknn.sources import own_files_stamp
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,10 @@ class RunFolder:
         """Return the digest of all a task's result depends on: cells, parameters, trained seeds."""
         # The folder's own place is no part of the result: a moved run stays complete.
         parameters = {n: v for n, v in task.parameters.items() if n != "run_dir"}
-        inputs = []
+        dataset = parameters.get("dataset")
+        inputs = [own_files_stamp(dataset)] if isinstance(dataset, str) else []
         if task.notebook.reads_training:
-            inputs = [sha256_file(seed_folder(self.path, s) / "report.json") for s in task.seeds]
+            inputs += [sha256_file(seed_folder(self.path, s) / "report.json") for s in task.seeds]
         content = json.dumps([task.notebook.digest, parameters, inputs], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()
 
