@@ -30,8 +30,9 @@ def test_a_published_preset_completes_an_epoch(preset, tmp_path):
     config = RunConfig.from_flat(settings | SHORT | {"seed": 42})
     run = train_run(config, tmp_path / "seed42", progress=False)
     (row,) = run.history.to_dict("records")
-    assert np.isfinite([row["loss"], row["knn"], row["contrastive"], row["entropy"]]).all()
-    assert row["train_accuracy"] > 0.15  # of ten classes, within 2 000 rows
+    # An epoch of 2 000 rows is 3 to 7 steps: too few to learn, enough to see every part at work.
+    assert np.isfinite(row["loss"]) and row["knn"] > 0 and row["contrastive"] > 0
+    assert 0 < row["entropy"] <= np.log(config.training.k_train) + 1e-6
     assert run.rows("train").shape == (2000, config.embedder.embed_dim)
     results = main_results([run], k_eval=10, k_baseline=10, k_ensemble=(5, 10), tta_views=1)
     assert np.isfinite(results.table["value"]).all()
