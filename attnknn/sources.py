@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
-import pandas as pd
 from filelock import FileLock
 from tqdm import tqdm
 
@@ -77,11 +76,13 @@ def own_files_stamp(dataset: str) -> str | None:
     return None if dataset in SOURCES else path_stamp(Path(dataset))
 
 
-def list_datasets() -> pd.DataFrame:
+def list_datasets() -> "pandas.DataFrame":
     """Return one line a data set: name, kind, rows, classes, routes, and whether it is cached.
 
     ``cached`` only says that the files are there; their sums are checked when they are loaded.
     """
+    import pandas as pd  # here: the pipeline reads this module and must start fast
+
     lines = []
     for name, source in SOURCES.items():
         lines.append(
