@@ -44,7 +44,7 @@ class Attended:
 
     def entropy(self) -> Float[Tensor, " B"]:
         """Entropy of each query's weights in nats, between 0 and log K."""
-        return torch.special.entr(self.weights).sum(dim=1)
+        return attention_entropy(self.weights)
 
 
 class VoteSettings(nn.Module):
@@ -139,6 +139,11 @@ class NeighbourAttention(nn.Module):
         probs = (1 - gate) * probs + gate * evidence.prototype_posterior
         log_probs = with_floor(probs, floor).log()
         return (log_probs / log_temperature.exp()).log_softmax(dim=-1)
+
+
+def attention_entropy(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
+    """Return the entropy of each row's weights in nats; its negative is what the loss adds."""
+    return torch.special.entr(weights).sum(dim=1)
 
 
 def vote(weights: Float[Tensor, "B K"], neighbours: Neighbours) -> Float[Tensor, "B C"]:

@@ -17,7 +17,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from attnknn.attention import SUPPORT_FLOOR, NeighbourAttention, attention_probs, vote, with_floor
+from attnknn.attention import (
+    SUPPORT_FLOOR,
+    NeighbourAttention,
+    attention_entropy,
+    attention_probs,
+    vote,
+    with_floor,
+)
 from attnknn.calibrate import Calibration, apply_calibration
 from attnknn.checks import check_range
 from attnknn.neighbours import Neighbours
@@ -193,7 +200,7 @@ class AdaptiveK:
     def chosen_k(self, neighbours: Neighbours) -> Int[Tensor, " B"]:
         """Return the k of each query."""
         weights = self.method.weights(neighbours)
-        entropy = torch.special.entr(weights).sum(dim=1) / np.log(max(self.k, 2))
+        entropy = attention_entropy(weights) / np.log(max(self.k, 2))
         entropy = entropy + ENTROPY_ROUNDING
         branch = (entropy >= self.threshold).long() + (entropy >= 2 * self.threshold).long()
         choices = torch.tensor([max(1, round(share * self.k)) for share in ADAPTIVE_SHARES])

@@ -69,11 +69,6 @@ def contrastive_loss(
     return -(log_shares * positive).sum(dim=1) / n_positive.clamp(min=1)
 
 
-def attention_entropy(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:
-    """Return the entropy of each row's weights in nats; its negative is what the loss adds."""
-    return torch.special.entr(weights).sum(dim=1)
-
-
 def hardness(
     neighbour_labels: Int[Tensor, "B K"], labels: Int[Tensor, " B"], *, n_neighbours: int = 10
 ) -> Float[Tensor, " B"]:

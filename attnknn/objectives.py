@@ -21,7 +21,6 @@ from attnknn.backbones import Embedder, build_head
 from attnknn.config import RunConfig
 from attnknn.embed import Inputs, embed, embed_with_logits
 from attnknn.losses import (
-    attention_entropy,
     contrastive_loss,
     hard_row_weights,
     soft_targets,
@@ -131,7 +130,7 @@ class JointObjective:
         targets = batch.targets(self.n_classes, config.label_smoothing).to(rows.device)
         knn = vote_loss(attended.log_probs, targets)
         contrast = self._contrast(rows, batch)
-        entropy = attention_entropy(attended.weights)
+        entropy = attended.entropy()
         per_row = (
             config.knn_weight * knn
             + config.contrastive_weight * contrast

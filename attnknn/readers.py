@@ -100,17 +100,13 @@ def read_cifar10() -> Rows:
     # 3073 bytes a row: label, then 32 x 32 red, green, blue
     raw = np.concatenate([np.fromfile(path, np.uint8) for path in files.values()])
     rows = raw.reshape(-1, 3073)
-    return Rows(
-        kind="image",
-        inputs=rows[:, 1:].reshape(-1, 3, 32, 32),
-        labels=rows[:, 0].astype(np.int64),
+    return _cifar_rows(
+        "cifar10",
+        rows[:, 1:],
+        rows[:, 0],
         class_names=CIFAR10_CLASSES,
-        source=_cached("cifar10"),
-        part=_train_then_test(50_000, 10_000),
-        val_share=0.1,
         mean=(0.4914, 0.4822, 0.4465),
         std=(0.247, 0.243, 0.261),
-        augmentation=("crop", "flip", "jitter"),
     )
 
 
@@ -125,17 +121,27 @@ def read_cifar100() -> Rows:
     # 3074 bytes a row: coarse label, fine label, then 32 x 32 red, green, blue
     raw = np.frombuffer(members["train.bin"] + members["test.bin"], np.uint8)
     rows = raw.reshape(-1, 3074)
-    return Rows(
-        kind="image",
-        inputs=rows[:, 2:].reshape(-1, 3, 32, 32),
-        labels=rows[:, 1].astype(np.int64),
+    return _cifar_rows(
+        "cifar100",
+        rows[:, 2:],
+        rows[:, 1],
         class_names=tuple(members["fine_label_names.txt"].decode().split()),
-        source=_cached("cifar100"),
-        part=_train_then_test(50_000, 10_000),
-        val_share=0.1,
         mean=(0.5071, 0.4867, 0.4408),
         std=(0.2675, 0.2565, 0.2761),
+    )
+
+
+def _cifar_rows(name: str, pixels: np.ndarray, labels: np.ndarray, **facts: tuple) -> Rows:
+    """Return what CIFAR-10 and CIFAR-100 have in common around their own facts."""
+    return Rows(
+        kind="image",
+        inputs=pixels.reshape(-1, 3, 32, 32),
+        labels=labels.astype(np.int64),
+        source=_cached(name),
+        part=_train_then_test(50_000, 10_000),
+        val_share=0.1,
         augmentation=("crop", "flip", "jitter"),
+        **facts,
     )
 
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from attnknn.attention import attention_entropy
 from attnknn.losses import (
-    attention_entropy,
     contrastive_loss,
     hard_row_weights,
     hardness,
