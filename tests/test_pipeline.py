@@ -353,6 +353,7 @@ def test_only_what_changed_is_executed_again(finished):
     edit(Path("notebooks/03_second.ipynb"), say="Another sentence.")
     (finished.folder / "02_first/table.txt").unlink()
     again = run_pipeline(make_plan(seeds=[0, 1]), n_jobs=2, pdf=False)
+    assert again.failures == []
     assert result_names(again) == ["02_first", "03_second"]
     assert again.kept == ["01_training.seed0", "01_training.seed1"]
     assert (finished.folder / "02_first/table.txt").is_file()

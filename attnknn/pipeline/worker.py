@@ -8,14 +8,17 @@ worker leaves, so that nothing keeps writing into a run nobody watches.
 import json
 import os
 import re
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import IO, Any
 
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _MANAGERS: list[Any] = []  # the kernel manager, for the thread that may have to end the kernel
+_SOCKET_FOLDERS: list[str] = []
 _N_TRACEBACK_LINES = 12
 
 
@@ -31,6 +34,7 @@ def main() -> None:
         outcome = {"outcome": "complete"}
     except Exception as error:
         outcome = {"outcome": "failed"} | describe(error)
+    _remove_sockets()
     _send(channel, outcome)
 
 
@@ -92,13 +96,27 @@ def _kernel_manager_class() -> type:
     from jupyter_client import AsyncKernelManager
     from jupyter_client.kernelspec import KernelSpec
 
+    # TCP ports are chosen by the manager and bound by the kernel only later: kernels that start
+    # at the same time take each other's. Sockets in a folder of their own cannot collide.
+    sockets = {"transport": "ipc", "ip": f"{_socket_folder()}/k"} if os.name == "posix" else {}
+
     class OwnPython(AsyncKernelManager):
         def __init__(self, **options: Any):
-            super().__init__(**options)
+            super().__init__(**sockets | options)
             self._kernel_spec = KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
             _MANAGERS.append(self)
 
     return OwnPython
+
+
+def _socket_folder() -> str:
+    # The name of a socket may have 107 characters at most: a deep $TMPDIR would not do.
+    folder = tempfile.mkdtemp(prefix="attnknn-")
+    if len(folder) > 90:
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="attnknn-", dir="/tmp")
+    _SOCKET_FOLDERS.append(folder)
+    return folder
 
 
 class _LastLine:
@@ -129,7 +147,13 @@ def _leave_with_parent() -> None:
             os.killpg(process.pid, signal.SIGKILL)  # a kernel leads its own process group
         elif process is not None:
             process.kill()
+    _remove_sockets()
     os._exit(1)
+
+
+def _remove_sockets() -> None:
+    for folder in _SOCKET_FOLDERS:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
