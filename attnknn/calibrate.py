@@ -99,35 +99,32 @@ def _check_logits(logits: np.ndarray, labels: np.ndarray) -> Float[np.ndarray, "
 
 
 def fit_floor_and_temperature(
-    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"], *, label_error: float = 0.0
+    probs: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    *,
+    label_error: float = 0.0,
+    weights: Float[np.ndarray, "N"] | None = None,
+    temperatures: tuple[float, float] = TEMPERATURE_LIMITS,
 ) -> Calibration:
     """Return the floor and temperature that together minimise the negative log-likelihood.
 
-    Works on any probabilities, also those with zeros. The floor is searched in logit and the
-    temperature in log, from three floors, because a vote full of zeros and one without any have
-    their optimum in different places.
+    Searched in logit floor and log temperature from three floors: a vote full of zeros and one
+    without any have different optima.
 
     Args:
         probs: Probabilities of held-out rows.
         labels: Their labels.
-        label_error: Share of these labels that is wrong, each in favour of any other class alike;
-            the likelihood is then that of the labels as they were observed.
+        label_error: Share of these labels that is wrong, each in favour of any other class alike.
+        weights: How much each row counts; None counts all alike.
+        temperatures: Smallest and largest temperature.
     """
     probs = check_probs(probs, labels)
     check_range("label_error", label_error, low=0, high=1 - 1 / probs.shape[1], high_open=True)
-    bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(TEMPERATURE_LIMITS))]
-    fits = [
-        minimize(
-            _floor_temperature_loss,
-            x0=(logit(start), 0.0),
-            args=(probs, labels, label_error),
-            jac=True,
-            bounds=bounds,
-            method="L-BFGS-B",
-            options={"ftol": 1e-13, "gtol": 1e-9},
-        )
-        for start in (1e-4, 1e-2, 0.2)
-    ]
+    bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(temperatures))]
+    settings = {"args": (probs, labels, label_error, weights), "jac": True, "bounds": bounds}
+    settings |= {"method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-9}}
+    starts = [(logit(floor), 0.0) for floor in (1e-4, 1e-2, 0.2)]
+    fits = [minimize(_floor_temperature_loss, start, **settings) for start in starts]
     best = min(fits, key=lambda fit: fit.fun)
     return Calibration(floor=float(expit(best.x[0])), temperature=float(np.exp(best.x[1])))
 
@@ -137,6 +134,7 @@ def _floor_temperature_loss(
     probs: Float[np.ndarray, "N C"],
     labels: Int[np.ndarray, "N"],
     label_error: float = 0.0,
+    weights: Float[np.ndarray, "N"] | None = None,
 ) -> tuple[float, np.ndarray]:
     """Return the mean negative log-likelihood and its slope in (logit floor, log temperature)."""
     floor, sharpness = expit(point[0]), np.exp(-point[1])
@@ -145,9 +143,9 @@ def _floor_temperature_loss(
     log_smoothed = np.log(smoothed)
     scores = sharpness * log_smoothed
     peak = scores.max(axis=1, keepdims=True)
-    weights = np.exp(scores - peak)
-    total = weights.sum(axis=1, keepdims=True)
-    weights /= total  # (N, C)
+    tempered = np.exp(scores - peak)
+    total = tempered.sum(axis=1, keepdims=True)
+    tempered /= total  # (N, C)
     loss = (peak + np.log(total))[:, 0] - scores[rows, labels]  # (N,)
 
     damping = 1.0
@@ -158,24 +156,24 @@ def _floor_temperature_loss(
         loss, damping = -np.log(own + other), own / (own + other)
 
     by_floor = (1 / probs.shape[1] - probs) / smoothed  # d log_smoothed / d floor
-    floor_slope = damping * ((weights * by_floor).sum(axis=1) - by_floor[rows, labels])
-    sharp_slope = damping * ((weights * log_smoothed).sum(axis=1) - log_smoothed[rows, labels])
-    slope = np.array(
-        [
-            sharpness * floor_slope.mean() * floor * (1 - floor),
-            -sharpness * sharp_slope.mean(),
-        ]
-    )
-    return float(loss.mean()), slope
+    floor_slope = damping * ((tempered * by_floor).sum(axis=1) - by_floor[rows, labels])
+    sharp_slope = damping * ((tempered * log_smoothed).sum(axis=1) - log_smoothed[rows, labels])
+    slopes = [sharpness * floor_slope * floor * (1 - floor), -sharpness * sharp_slope]
+    loss, *slope = np.average([loss, *slopes], axis=1, weights=weights)
+    return float(loss), np.array(slope)
 
 
 def observed_nll(
-    probs: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"], label_error: float
+    probs: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    label_error: float,
+    weights: Float[np.ndarray, "N"] | None = None,
 ) -> float:
-    """Return the mean negative log-likelihood of labels of which a known share is wrong."""
+    """Return the (weighted) mean NLL of labels of which a known share is wrong."""
     own = check_probs(probs, labels)[np.arange(len(labels)), labels]
     other = label_error / (probs.shape[1] - 1)
-    return float(-np.log((1 - label_error) * own + other * (1 - own)).mean())
+    losses = -np.log((1 - label_error) * own + other * (1 - own))
+    return float(np.average(losses, weights=weights))
 
 
 def fit_conformal(

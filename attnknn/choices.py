@@ -5,6 +5,7 @@ from typing import Literal
 # Backbones by name; attnknn.backbones builds them, and any timm network is "timm:<name>".
 BACKBONE_NAMES = (
     "fast",
+    "afmp",
     "resnet18",
     "resnet50",
     "timm:<name>",
@@ -17,7 +18,7 @@ BACKBONE_NAMES = (
 # Training transforms; attnknn.augment applies them.
 Augmentation = Literal["crop", "flip", "jitter", "rotate", "cutout"]
 # Indexes by name; anything with a capital letter is taken for a FAISS factory string.
-INDEX_NAMES = ("auto", "flat_ip", "flat_l2", "hnsw", "matmul")
+INDEX_NAMES = ("auto", "flat_ip", "flat_l2", "hnsw", "ivfpq", "disk", "matmul")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 # What the attention may look at, for each neighbour of a query; see attnknn.attention.

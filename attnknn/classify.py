@@ -56,15 +56,16 @@ class Method(Protocol):
 
 @dataclass(frozen=True)
 class Uniform:
-    """Every neighbour counts 1 / k."""
+    """Every neighbour counts 1 / k, or in proportion to its row weight where rows have one."""
 
     full_support: ClassVar[bool] = False
     k: int
 
     def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
         """Return the weight of each of the k neighbours."""
-        scores = neighbours.nearest(self.k).scores
-        return torch.full_like(scores, 1 / self.k)
+        nearest = neighbours.nearest(self.k)
+        counts = nearest.row_weights.to(nearest.scores)
+        return counts / counts.sum(dim=1, keepdim=True)
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class shares."""
@@ -95,7 +96,8 @@ class Distance:
         distances = euclidean_distances(neighbours.nearest(self.k).scores)
         if self.squared:
             distances = distances**2
-        return (-distances / self.temperature).softmax(dim=1)
+        counts = neighbours.nearest(self.k).row_weights.to(distances)
+        return (counts.log() - distances / self.temperature).softmax(dim=1)
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class shares."""

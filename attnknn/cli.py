@@ -7,6 +7,7 @@ import argparse
 import errno
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -14,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from attnknn.config import ConfigError, parse_setting
-from attnknn.files import FolderBusyError
+from attnknn.files import FolderBusyError, locked_folder
 
 _EXAMPLES = """\
 examples:
   attnknn run                                   all notebooks on a small data set, in minutes
   attnknn run --profile cifar10 --seeds 0-4     five seeds, and every study on all of them
   attnknn run --notebooks 01,03 --set k_eval=10
+  attnknn run --grid grid.yaml --seeds 0-9      every combination of the lists in a file, on Dask
   attnknn data list
   attnknn data fetch cifar10 mnist
   attnknn pdf results/quick/notebooks/03_k_sweep.ipynb
@@ -28,7 +30,10 @@ examples:
 _RUN_NOTES = """\
 A run is a folder: results/NAME/ with trained seeds, executed notebooks, tables, figures, PDFs and
 report.json. Started again, only what is missing or outdated is executed; a killed run goes on where
-it was, more --seeds extend it. Exit code: 0 done, 1 a notebook failed, 2 the request is wrong.
+it was, more --seeds extend it. A training that another run has finished with the same settings,
+seed and code is taken over. With --grid, results/NAME/ holds one such folder a combination
+(k_eval=9,lr=0.5) and a table of all of them; the notebooks go to a Dask cluster.
+Exit code: 0 done, 1 a notebook failed, 2 the request is wrong.
 """
 
 
@@ -110,6 +115,11 @@ def _add_run(commands: Any) -> None:
     add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings",
         help="change one parameter; may be repeated")  # fmt: skip
     add("--seeds", metavar="0,1,2", help="seeds to train, also 0-9 (default: those of the profile)")
+    add("--grid", type=Path, metavar="FILE",
+        help="YAML, a list of values a parameter: one run for each combination")  # fmt: skip
+    add("--scheduler", metavar="WHERE",
+        help="local (a Dask cluster on this machine, the default with --grid), the address of an "
+        "existing one (tcp://host:8786), or none (without Dask)")  # fmt: skip
     add("--jobs", type=int, help="notebooks at a time (default: the cores, at most 4)")
     add("--name", help="name of the run (default: the profile and what --set changes)")
     add("--results", type=Path, metavar="DIR", help="folder of all runs (default: results)")
@@ -119,21 +129,53 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from attnknn.pipeline import make_plan, run_pipeline
+    request = {
+        "notebooks": options.notebooks.split(",") if options.notebooks else None,
+        "overrides": dict(parse_setting(text) for text in options.settings),
+        "seeds": parse_seeds(options.seeds) if options.seeds else None,
+        "name": options.name,
+        "results": options.results,
+    }
+    if options.grid is not None:
+        return _run_grid(options, request)
+    from attnknn.pipeline import check_scheduler, make_plan, run_pipeline, run_plans
+    from attnknn.pipeline.words import plan_in_words
 
-    plan = make_plan(
-        options.profile,
-        notebooks=options.notebooks.split(",") if options.notebooks else None,
-        overrides=dict(parse_setting(text) for text in options.settings),
-        seeds=parse_seeds(options.seeds) if options.seeds else None,
-        name=options.name,
-        results=options.results,
-    )
-    print(_announcement(plan), flush=True)
+    plan = make_plan(options.profile, **request)
+    scheduler = check_scheduler(options.scheduler or "none", n_jobs=options.jobs)
+    print(plan_in_words(plan), flush=True)
     _end_like_ctrl_c()
-    result = run_pipeline(plan, n_jobs=options.jobs, force=options.force, pdf=not options.no_pdf)
+    how = {"n_jobs": options.jobs, "force": options.force, "pdf": not options.no_pdf}
+    if scheduler == "none":
+        result = run_pipeline(plan, **how)
+    else:
+        (result,) = run_plans([plan], scheduler=scheduler, **how)
     _summarise(result)
     return 0 if result.is_complete else 1
+
+
+def _run_grid(options: argparse.Namespace, request: dict[str, Any]) -> int:
+    from attnknn.pipeline import check_scheduler, make_grid, run_plans
+    from attnknn.pipeline.words import grid_in_words
+
+    grid = make_grid(options.grid, options.profile, **request)
+    scheduler = check_scheduler(options.scheduler or "local", n_jobs=options.jobs)
+    if not options.force:
+        grid.refuse_other_parameters()
+    print(grid_in_words(grid), flush=True)
+    _end_like_ctrl_c()
+    start = time.monotonic()
+    with locked_folder(grid.folder):
+        grid.save()
+        results = run_plans(
+            grid.plans,
+            scheduler=scheduler,
+            n_jobs=options.jobs,
+            force=options.force,
+            pdf=not options.no_pdf,
+        )
+        _summarise_grid(grid, results, time.monotonic() - start)
+    return 0 if all(result.is_complete for result in results) else 1
 
 
 def _end_like_ctrl_c() -> None:
@@ -145,44 +187,25 @@ def _end_like_ctrl_c() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _announcement(plan: "attnknn.pipeline.Plan") -> str:
-    seeds = ", ".join(str(seed) for seed in plan.seeds)
-    names = [
-        book.number + ("" if book.name in plan.wanted else " (needed)") for book in plan.notebooks
-    ]
-    return f"run {plan.folder.name}: notebooks {', '.join(names)}; seeds {seeds}; in {plan.folder}"
-
-
 def _summarise(result: "attnknn.pipeline.RunResult") -> None:
-    for outcome in result.failures:
-        print(_failure(outcome), file=sys.stderr)
-    for problem in result.problems:
-        print(problem, file=sys.stderr)
-    if result.outdated:
-        print(
-            f"kept, though made by other code: {', '.join(result.outdated)} (--force remakes them)"
-        )
-    counts = {
-        "executed": result.executed,
-        "kept": result.kept,
-        "failed": result.failures,
-        "skipped": result.skipped,
-    }
-    told = ", ".join(f"{len(names)} {what}" for what, names in counts.items() if names)
+    from attnknn.pipeline.words import counts_in_words, tell_problems
+
+    tell_problems(result)
     report = result.folder / "report.pdf"
     place = report if result.is_complete and report.is_file() else result.folder
-    print(f"{told} in {result.seconds:.0f} s: {place}")
+    print(f"{counts_in_words([result])} in {result.seconds:.0f} s: {place}")
 
 
-def _failure(outcome: "attnknn.pipeline.Outcome") -> str:
-    """Return the cell, the error and where to look, in a few lines."""
-    details = outcome.details
-    where = f" in cell {details['cell']}, In [{details['prompt']}]" if "cell" in details else ""
-    source = [f"    | {line}" for line in details.get("source", "").splitlines()[:5]]
-    trace = [f"    {line}" for line in details["traceback"]]
-    copy = [f"  partly executed copy: {outcome.output}"] if outcome.output.is_file() else []
-    head = f"{outcome.task.name} failed{where}: {details['error']}"
-    return "\n".join([head, *source, *trace, *copy])
+def _summarise_grid(
+    grid: "attnknn.pipeline.Grid", results: Sequence["attnknn.pipeline.RunResult"], seconds: float
+) -> None:
+    from attnknn.pipeline.summary import summarise_grid
+    from attnknn.pipeline.words import counts_in_words, tell_problems
+
+    for result in results:
+        tell_problems(result, f"{result.folder.name}: ")
+    print(summarise_grid(grid, results).to_string(index=False))
+    print(f"{counts_in_words(results)} in {seconds:.0f} s: {grid.folder / 'grid.md'}")
 
 
 def _list_data(_: argparse.Namespace) -> int:

@@ -7,7 +7,6 @@ and can be repeated whenever the memory changes.
 Axes: B queries, K neighbours of each, C classes, N memory rows.
 """
 
-import copy
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +24,7 @@ from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
 
 NOISE_CHECKS = (0.0, 0.5, 1.0)  # shares of the largest noise rate at which a transfer fit is judged
+PREPARED_CELLS = 50_000_000  # query-neighbour-class histograms that are kept over all epochs
 ERROR_VOTERS = 20  # neighbours whose majority label tells a held-out label that looks wrong
 
 
@@ -84,8 +84,23 @@ def fit_on_neighbours(
     fitting: FittingConfig,
     seed: int = 0,
     progress: bool = False,
+    label_error: float | None = None,
+    weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedAttention:
-    """Fit an attention on a search that is already done; see ``fit_attention``."""
+    """Fit an attention on a search that is already done; see ``fit_attention``.
+
+    Args:
+        bank: The memory that votes.
+        neighbours: What the queries found there.
+        labels: Labels of the queries.
+        attention: Which parts the attention has.
+        fitting: Epochs, rates, noise augmentation, forward correction.
+        seed: Decides the initial weights, the order and the fit / stop split.
+        progress: Show a progress bar.
+        label_error: Share of wrong query labels, where it is known better than by the estimate
+            that ``fitting`` may ask for.
+        weights: How much each query counts in the loss; None counts all alike.
+    """
     n_queries = len(neighbours.ids)
     if n_queries < 2:
         raise ValueError(
@@ -93,12 +108,19 @@ def fit_on_neighbours(
         )
     checked = check_labels("labels", labels, n_rows=n_queries, n_classes=bank.n_classes)
     targets = torch.from_numpy(checked)
-    error = label_error_rate(neighbours, targets) if fitting.fit_noisy_labels else 0.0
+    if label_error is None:
+        label_error = label_error_rate(neighbours, targets) if fitting.fit_noisy_labels else 0.0
+    counts = None if weights is None else torch.tensor(weights).float()
+    prepare = attention.denoise and fitting.fit_noise_max == 0
+    if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
+        _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # leaves the generators of a GPU alone
         model = NeighbourAttention(attention, dim=bank.dim, n_classes=bank.n_classes)
-        history = _fit(model, bank, neighbours, targets, fitting, error, seed, progress)
-    return FittedAttention(model.eval(), history, error, neighbours.k)
+        history = _fit(
+            model, bank, neighbours, targets, counts, fitting, label_error, seed, progress
+        )
+    return FittedAttention(model.eval(), history, label_error, neighbours.k)
 
 
 def label_error_rate(neighbours: Neighbours, labels: Int[Tensor, " B"]) -> float:
@@ -112,9 +134,14 @@ def label_error_rate(neighbours: Neighbours, labels: Int[Tensor, " B"]) -> float
 
 
 def corrected_nll(
-    log_probs: Float[Tensor, "B C"], labels: Int[Tensor, " B"], label_error: float
+    log_probs: Float[Tensor, "B C"],
+    labels: Int[Tensor, " B"],
+    label_error: float,
+    weights: Float[Tensor, " B"] | None = None,
 ) -> Float[Tensor, ""]:
-    """Return the mean NLL of labels that are wrong at a known rate (forward correction).
+    """Return the (weighted) mean NLL of labels that are wrong at a known rate.
+
+    This is the forward correction.
 
     A wrong label is taken to be any other class with equal chance, so the observed label has
     probability (1 - e) p + e (1 - p) / (C - 1). At e = 0 this is the plain NLL; at e = 1 - 1/C the
@@ -122,12 +149,12 @@ def corrected_nll(
     """
     chance = 1 - 1 / log_probs.shape[1]
     check_range("label_error", label_error, low=0, high=chance, high_open=True)
-    own = log_probs.gather(1, labels[:, None]).squeeze(1)
-    if label_error == 0:
-        return -own.mean()
-    probs = own.exp()
-    others = (1 - probs) / (log_probs.shape[1] - 1)
-    return -((1 - label_error) * probs + label_error * others).log().mean()
+    losses = -log_probs.gather(1, labels[:, None]).squeeze(1)
+    if label_error > 0:
+        probs = (-losses).exp()
+        others = (1 - probs) / (log_probs.shape[1] - 1)
+        losses = -((1 - label_error) * probs + label_error * others).log()
+    return losses.mean() if weights is None else (weights * losses).sum() / weights.sum()
 
 
 def noisy_labels(
@@ -144,6 +171,7 @@ def _fit(
     bank: MemoryBank,
     neighbours: Neighbours,
     labels: Int[Tensor, " B"],
+    weights: Float[Tensor, " B"] | None,
     fitting: FittingConfig,
     error: float,
     seed: int,
@@ -169,18 +197,21 @@ def _fit(
                 rate = fitting.fit_noise_max * torch.rand((), generator=generator).item()
                 drawn = noisy_labels(bank.labels, rate, bank.n_classes, generator)
                 batch = batch.with_view(bank.view_of(drawn))
-            loss = corrected_nll(model(batch).log_probs, labels[rows], error)
+            counts = None if weights is None else weights[rows]
+            loss = corrected_nll(model(batch).log_probs, labels[rows], error, counts)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
             losses.append(loss.item())
-        stop_loss, entropy = _judge(model, stop_sets, labels[stop_rows], error)
+        counts = None if weights is None else weights[stop_rows]
+        stop_loss, entropy = _judge(model, stop_sets, labels[stop_rows], error, counts)
         history.append((epoch, float(np.mean(losses)), stop_loss, entropy))
         bar.set_postfix(nll=f"{stop_loss:.4f}")
         # The epoch is chosen on rows that were not fitted on; the test split plays no part.
         if stop_loss < best_loss:
-            best_loss, best_state = stop_loss, copy.deepcopy(model.state_dict())
+            best_state = {name: value.clone() for name, value in model.state_dict().items()}
+            best_loss = stop_loss
     if best_state is None:
         raise RuntimeError("the attention's loss was never finite: check the embeddings")
     model.load_state_dict(best_state)
@@ -224,12 +255,16 @@ def _stop_sets(
 
 @torch.no_grad()
 def _judge(
-    model: NeighbourAttention, stop_sets: list[Neighbours], labels: Int[Tensor, " S"], error: float
+    model: NeighbourAttention,
+    stop_sets: list[Neighbours],
+    labels: Int[Tensor, " S"],
+    error: float,
+    weights: Float[Tensor, " S"] | None,
 ) -> tuple[float, float]:
     """Return the mean loss and the mean attention entropy over the stop rows."""
     model.eval()
     attended = [model(held) for held in stop_sets]
     model.train()
-    losses = [corrected_nll(each.log_probs, labels, error) for each in attended]
+    losses = [corrected_nll(each.log_probs, labels, error, weights) for each in attended]
     entropies = [each.entropy().mean() for each in attended]
     return float(torch.stack(losses).mean()), float(torch.stack(entropies).mean())

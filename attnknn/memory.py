@@ -3,34 +3,40 @@
 Axes: B queries, K neighbours of each, D embedding width, C classes, N memory rows.
 """
 
-import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import safe_open
-from safetensors.torch import load_file, save
 from torch import Tensor
 
-from attnknn.checks import check_count, check_finite, check_labels
-from attnknn.files import write_atomic
-from attnknn.index import build_index, cosines_of_ids
+from attnknn.bankfile import load_arrays, save_tensors, unit_rows
+from attnknn.checks import check_count, check_labels
 from attnknn.neighbours import LabelView, Neighbours
+from attnknn.rowbank import RowBank
 
-UNIT_TOLERANCE = 1e-3
 
-
-class MemoryBank:
+class MemoryBank(RowBank):
     """Unit rows with labels that can be searched, changed and saved.
 
     Args:
-        rows: Unit-length embeddings; float32 rows are not copied, so leave them as they are.
+        rows: Unit-length embeddings; float32 rows are not copied, so leave them as they are. A
+            memory-mapped file (``np.load(path, mmap_mode="r")``) stays on disk.
         labels: Class of each row, 0 to C - 1.
         n_classes: C; classes may be absent from the bank.
-        index: ``auto``, ``flat_ip``, ``flat_l2``, ``hnsw``, ``matmul`` or a FAISS factory string.
+        index: ``auto`` (by size), ``flat_ip``, ``flat_l2``, ``hnsw``, ``ivfpq``, ``disk``,
+            ``matmul``, ``milvus`` or a FAISS factory string; see ``attnknn.index.choose``.
         trust_neighbours: How many leave-one-out neighbours judge a row's label.
+        weights: How much each row counts in every vote, above 0; None counts all alike. Only their
+            ratios matter.
+        index_settings: Depth of an approximate search, such as ``{"efSearch": 128}``; see
+            ``autotune``.
+        folder: Where files of a bank on disk go; None takes the system's temporary folder.
+        uri: Server, or file of the embedded version, of a ``milvus`` index.
+        collection: Name of a ``milvus`` collection that is to outlive this process.
     """
 
     def __init__(
@@ -41,24 +47,24 @@ class MemoryBank:
         n_classes: int,
         index: str = "auto",
         trust_neighbours: int = 20,
+        weights: Float[np.ndarray, " N"] | None = None,
+        index_settings: Mapping[str, int] | None = None,
+        folder: Path | None = None,
+        uri: str | None = None,
+        collection: str | None = None,
     ) -> None:
         self.n_classes = check_count("n_classes", n_classes, low=2)
         self.trust_neighbours = check_count("trust_neighbours", trust_neighbours)
-        self.index_name = index
-        if len(rows) == 0:
-            raise ValueError("rows must hold at least one memory row, got an empty bank")
-        self.rows = torch.from_numpy(_unit_rows("rows", rows, rows.shape[-1]))
         self.labels = self._checked_labels(labels, len(rows))
-        self._index = build_index(index, self.rows.numpy())
-        self._shares_index = False
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @property
-    def dim(self) -> int:
-        """Embedding width."""
-        return self.rows.shape[1]
+        self.weights = None if weights is None else _checked_weights(weights, len(rows))
+        super().__init__(
+            rows,
+            index=index,
+            index_settings=index_settings,
+            folder=folder,
+            uri=uri,
+            collection=collection,
+        )
 
     def search(
         self,
@@ -75,34 +81,10 @@ class MemoryBank:
             exclude_ids: The bank row of each query that must not be returned: a row that finds
                 itself votes with the very label that is to be predicted.
         """
-        queries = _unit_rows("queries", queries, self.dim)
-        scores, ids = self._search(queries, k, exclude_ids)
-        own = None if exclude_ids is None else torch.tensor(exclude_ids, dtype=torch.int64)[:, None]
-        return Neighbours(torch.from_numpy(queries), scores, ids, self.view, own)
-
-    def _search(
-        self,
-        queries: Float[np.ndarray, "B D"],
-        k: int,
-        exclude_ids: Int[np.ndarray, " B"] | None,
-    ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
+        checked = unit_rows("queries", queries, self.dim)
         own = None if exclude_ids is None else self._checked_own(exclude_ids, len(queries))
-        available = len(self) - (own is not None)
-        if check_count("k", k) > available:
-            left = " that are left" if own is not None else ""
-            raise ValueError(f"k must be at most the {available} memory rows{left}, got k={k}")
-        # NOTE: leakage guard. One spare neighbour is asked for, and the query's own row dropped.
-        scores, ids = self._index.search(queries, k + (own is not None))
-        if (ids < 0).any():
-            # An approximate index may find fewer rows than asked; id -1 would read the last label.
-            raise ValueError(
-                f"k must be within reach of the {self.index_name!r} index, which found fewer than "
-                f"k={k} rows for some queries; lower k or search deeper"
-            )
-        scores, ids = torch.from_numpy(scores), torch.from_numpy(ids)
-        if not self._index.exact_scores:
-            scores, ids = cosines_of_ids(torch.from_numpy(queries), self.rows, ids)
-        return (scores, ids) if own is None else _drop_own(scores, ids, own, k)
+        scores, ids = self.nearest_rows(checked, k, own)
+        return Neighbours(checked, scores, ids, self.view, None if own is None else own[:, None])
 
     @cached_property
     def own_neighbours(self) -> Int[Tensor, "N T"]:
@@ -110,7 +92,7 @@ class MemoryBank:
         if len(self) < 2:  # nobody to ask: the only row is taken at its word
             return torch.zeros(len(self), 1, dtype=torch.int64)
         k = min(self.trust_neighbours, len(self) - 1)
-        return self._search(self.rows.numpy(), k, np.arange(len(self)))[1]
+        return self.nearest_rows(self.rows, k, torch.arange(len(self)))[1]
 
     @cached_property
     def view(self) -> LabelView:
@@ -126,7 +108,9 @@ class MemoryBank:
                 raise RuntimeError("the bank has changed since this search: search again")
             return self.own_neighbours
 
-        return LabelView(self.rows, labels, own_neighbours, n_classes=self.n_classes)
+        return LabelView(
+            self.rows, labels, own_neighbours, n_classes=self.n_classes, weights=self.weights
+        )
 
     def relabelled(self, labels: Int[np.ndarray, " N"]) -> "MemoryBank":
         """Return a bank over the same rows, index and leave-one-out neighbours, other labels."""
@@ -138,17 +122,25 @@ class MemoryBank:
         twin.labels = checked
         return twin
 
-    def add(self, rows: Float[np.ndarray, "N D"], labels: Int[np.ndarray, " N"]) -> None:
-        """Append rows; their ids continue the count."""
-        rows = _unit_rows("rows", rows, self.dim)
-        added = self._checked_labels(labels, len(rows))
-        self.rows = torch.cat([self.rows, torch.from_numpy(rows)])
-        if self._shares_index:  # a relabelled twin must not find rows that it does not have
-            self._index, self._shares_index = build_index(self.index_name, self.rows.numpy()), False
-        else:
-            self._index.add(rows)
+    def add(
+        self,
+        rows: Float[np.ndarray, "N D"],
+        labels: Int[np.ndarray, " N"],
+        *,
+        weights: Float[np.ndarray, " N"] | None = None,
+    ) -> None:
+        """Append rows; their ids continue the count, and without ``weights`` each counts 1."""
+        new, added = unit_rows("rows", rows, self.dim), self._checked_labels(labels, len(rows))
+        both = self.weights
+        if weights is not None or self.weights is not None:
+            old = torch.ones(len(self)) if self.weights is None else self.weights
+            weights = np.ones(len(rows)) if weights is None else weights
+            both = torch.cat([old, _checked_weights(weights, len(rows))])
+        # Whatever may fail, a full disk for one, comes before the first change.
+        self.rows, self.weights = self._with_rows(new), both
         self.labels = torch.cat([self.labels, added])
         self._forget_derived()
+        self._extend_index()
 
     def remove(self, ids: Int[np.ndarray, " M"]) -> None:
         """Delete rows; the rows behind them move up. The index is built anew."""
@@ -156,9 +148,10 @@ class MemoryBank:
         keep[self._checked_ids(ids)] = False
         if not keep.any():
             raise ValueError("ids must leave at least one memory row, got all of them")
-        self.rows, self.labels = self.rows[keep], self.labels[keep]
-        self._index, self._shares_index = build_index(self.index_name, self.rows.numpy()), False
+        self.rows, self.labels = self._only_rows(keep), self.labels[keep]
+        self.weights = None if self.weights is None else self.weights[keep]
         self._forget_derived()
+        self._rebuild_index()
 
     def relabel(self, ids: Int[np.ndarray, " M"], labels: Int[np.ndarray, " M"]) -> None:
         """Give rows other labels; the neighbours of the rows stay valid."""
@@ -167,26 +160,51 @@ class MemoryBank:
         self.labels = changed
         self.__dict__.pop("view", None)
 
+    def rename_classes(self, codes: Int[np.ndarray, " C"], *, n_classes: int) -> None:
+        """Let class c be ``codes[c]`` from now on, out of ``n_classes``: room for new classes."""
+        self.n_classes = check_count("n_classes", n_classes, low=self.n_classes)
+        self.labels = self._checked_labels(codes[self.labels.numpy()], len(self))
+        self.__dict__.pop("view", None)
+
+    def reweigh(self, weights: Float[np.ndarray, " N"] | None) -> None:
+        """Let rows count differently; the neighbours of the rows stay valid."""
+        self.weights = None if weights is None else _checked_weights(weights, len(self))
+        self.__dict__.pop("view", None)
+
     def save(self, path: Path) -> Path:
         """Write the bank to one safetensors file, atomically."""
         settings = {
             "n_classes": self.n_classes,
             "index": self.index_name,
             "trust_neighbours": self.trust_neighbours,
+            "index_settings": self.index_settings,
+            **self._milvus,
         }
-        tensors = {"rows": self.rows.contiguous(), "labels": self.labels.contiguous()}
-        content = save(tensors, metadata={"memory_bank": json.dumps(settings)})
-        return write_atomic(path, lambda handle: handle.write(content))
+        tensors = {"labels": self.labels, "rows": self.rows}
+        if self.weights is not None:
+            tensors["weights"] = self.weights
+        return save_tensors(path, tensors, settings)
 
     @classmethod
-    def load(cls, path: Path) -> "MemoryBank":
-        """Read a bank written by ``save``; the index is built anew."""
-        with safe_open(path, framework="pt") as handle:
-            settings = json.loads((handle.metadata() or {}).get("memory_bank", "null"))
-        if settings is None:
-            raise ValueError(f"path must be a saved memory bank, got path={str(path)!r}")
-        tensors = load_file(path)
-        return cls(tensors["rows"].numpy(), tensors["labels"].numpy(), **settings)
+    def load(cls, path: Path, *, on_disk: bool = False, folder: Path | None = None) -> "MemoryBank":
+        """Read a bank written by ``save``; the index is built anew.
+
+        Args:
+            path: The file.
+            on_disk: Leave the rows in the file instead of reading them into memory.
+            folder: Where files of a bank on disk go.
+        """
+        arrays, settings = load_arrays(path, on_disk=on_disk)
+        return cls(**arrays, **settings, folder=folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy in another process needs; the index is built anew there."""
+        derived = ("_index", "view", "own_neighbours")
+        return {name: value for name, value in vars(self).items() if name not in derived}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state | {"_shares_index": False}
+        self._index = self._built_index(self.index_settings)
 
     def _checked_labels(self, labels: np.ndarray, n_rows: int) -> Int[Tensor, " M"]:
         checked = check_labels("labels", labels, n_rows=n_rows, n_classes=self.n_classes)
@@ -209,24 +227,9 @@ class MemoryBank:
             self.__dict__.pop(name, None)
 
 
-def _drop_own(
-    scores: Float[Tensor, "B K1"], ids: Int[Tensor, "B K1"], own: Int[Tensor, " B"], k: int
-) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Drop each query's own id, or the last neighbour where duplicates pushed the own id out."""
-    is_own = ids == own[:, None]
-    is_own[:, -1] |= ~is_own.any(dim=1)
-    kept = ~is_own
-    return scores[kept].view(-1, k), ids[kept].view(-1, k)
-
-
-def _unit_rows(name: str, rows: np.ndarray, dim: int) -> Float[np.ndarray, "N D"]:
-    """Return float32 rows after checking width, finiteness and unit length."""
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise ValueError(f"{name} must have shape (rows, {dim}), got shape {rows.shape}")
-    # Writable, because torch warns of tensors over read-only memory such as a mapped file.
-    rows = check_finite(name, np.require(rows, dtype=np.float32, requirements="CW"))
-    lengths = np.linalg.norm(rows, axis=1)
-    if len(rows) and np.abs(lengths - 1).max() > UNIT_TOLERANCE:
-        worst = float(lengths[np.abs(lengths - 1).argmax()])
-        raise ValueError(f"{name} must have unit length, got a row of length {worst:.4g}")
-    return rows
+def _checked_weights(weights: np.ndarray, n_rows: int) -> Float[Tensor, " M"]:
+    if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0)).all():
+        raise ValueError(
+            f"weights must be {n_rows} finite numbers above 0, got {weights=} of {weights.shape=}"
+        )
+    return torch.tensor(weights, dtype=torch.float32)

@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from attnknn.checks import check_count
 
+TINY_WEIGHT = 1e-6  # below any sum of row weights: no neighbour is left to ask
+ROW_BLOCK = 65_536  # rows that are weighed at once
 TRUSTED = 0.5  # rows whose neighbours mostly disagree do not shape their class's prototype
 
 
@@ -26,6 +28,7 @@ class LabelView:
         own_neighbours: Returns the leave-one-out neighbours of every row, (N, T). A function,
             because plain votes never need them and finding them is a search of its own.
         n_classes: Number of classes, absent ones included.
+        weights: How much each row counts, above 0; None counts all rows alike.
     """
 
     def __init__(
@@ -35,8 +38,9 @@ class LabelView:
         own_neighbours: Callable[[], Int[Tensor, "N T"]],
         *,
         n_classes: int,
+        weights: Float[Tensor, " N"] | None = None,
     ) -> None:
-        self.rows, self.labels, self.n_classes = rows, labels, n_classes
+        self.rows, self.labels, self.n_classes, self.weights = rows, labels, n_classes, weights
         self._own_neighbours = own_neighbours
         self._elsewhere: dict[str, LabelView] = {}
         self._origin: LabelView | None = None
@@ -51,9 +55,15 @@ class LabelView:
         """Label shares among each row's own neighbours."""
         neighbour_labels = self.labels[self.own_neighbours]  # (N, T)
         # Counted first, divided after: ten times 1/20 is not quite one half.
-        ones = self.rows.new_ones(()).expand(neighbour_labels.shape)
+        counted = self.weights_of(self.own_neighbours)
         counts = self.rows.new_zeros(len(self.rows), self.n_classes)
-        return counts.scatter_add_(1, neighbour_labels, ones) / neighbour_labels.shape[1]
+        return counts.scatter_add_(1, neighbour_labels, counted) / counted.sum(dim=1, keepdim=True)
+
+    def weights_of(self, ids: Int[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """Return how much each of the given rows counts; 1 where all count alike."""
+        if self.weights is None:
+            return self.rows.new_ones(()).expand(ids.shape)
+        return self.weights[ids]
 
     @cached_property
     def trust(self) -> Float[Tensor, " N"]:
@@ -67,16 +77,21 @@ class LabelView:
 
     @cached_property
     def prototype_weights(self) -> Float[Tensor, " N"]:
-        """Whether each row shapes its class's prototype, 0 or 1: only trusted rows do."""
+        """How much each row shapes its class's prototype: only trusted rows do."""
         weights = (self.trust > TRUSTED).float()
         # A class without one trusted row is still better described by its rows than by nothing.
         has_trusted = self.rows.new_zeros(self.n_classes).scatter_add_(0, self.labels, weights) > 0
-        return torch.where(has_trusted[self.labels], weights, 1.0)
+        weights = torch.where(has_trusted[self.labels], weights, 1.0)
+        return weights if self.weights is None else weights * self.weights
 
     @cached_property
     def _prototype_sums(self) -> Float[Tensor, "C D"]:
         sums = self.rows.new_zeros(self.n_classes, self.rows.shape[1])
-        return sums.index_add_(0, self.labels, self.rows * self.prototype_weights[:, None])
+        # In blocks, because rows may be a file larger than memory.
+        parts = (self.labels, self.rows, self.prototype_weights)
+        for labels, rows, weights in zip(*(part.split(ROW_BLOCK) for part in parts), strict=True):
+            sums.index_add_(0, labels, rows * weights[:, None])
+        return sums
 
     @cached_property
     def prototypes(self) -> Float[Tensor, "C D"]:
@@ -101,21 +116,29 @@ class LabelView:
             scale: Sharpness of the softmax.
             own_ids: Bank rows of each query that must not shape the prototypes it is held against.
         """
-        if own_ids is None:
-            cosines = queries @ self.prototypes.T  # (B, C)
-        else:
-            cosines = self._cosines_without(queries, own_ids)
+        return self.posterior_of(self.prototype_cosines(queries, own_ids), scale)
+
+    def posterior_of(
+        self, cosines: Float[Tensor, "B C"], scale: Float[Tensor, ""] | float
+    ) -> Float[Tensor, "B C"]:
+        """Return softmax(scale * cosines); an absent class gets 0."""
         return (scale * cosines).masked_fill(~self.is_present, float("-inf")).softmax(dim=1)
 
-    def _cosines_without(
-        self, queries: Float[Tensor, "B D"], own_ids: Int[Tensor, "B M"]
+    def prototype_cosines(
+        self, queries: Float[Tensor, "B D"], own_ids: Int[Tensor, "B M"] | None = None
     ) -> Float[Tensor, "B C"]:
-        """Return cosines to prototypes from which each query's own rows were taken out."""
-        sums = self._prototype_sums.expand(len(queries), -1, -1).clone()  # (B, C, D)
-        places = torch.arange(len(queries), device=queries.device)
-        for ids in own_ids.T:
-            sums[places, self.labels[ids]] -= self.prototype_weights[ids, None] * self.rows[ids]
-        return torch.einsum("bd,bcd->bc", queries, functional.normalize(sums, dim=2))
+        """Return cosines to the prototypes, from which each query's own rows were taken out."""
+        cosines = queries @ self.prototypes.T
+        if own_ids is None:
+            return cosines
+        own_labels = self.labels[own_ids]  # (B, M)
+        shares = self.prototype_weights[own_ids][..., None] * self.rows[own_ids]  # (B, M, D)
+        for labels in own_labels.T:
+            same = (own_labels == labels[:, None])[..., None]
+            left = self._prototype_sums[labels] - (same * shares).sum(dim=1)  # (B, D)
+            reduced = (queries * functional.normalize(left, dim=1)).sum(dim=1, keepdim=True)
+            cosines = cosines.scatter(1, labels[:, None], reduced)
+        return cosines
 
     def to(self, device: str | torch.device) -> "LabelView":
         """Return the view on another device; a device is moved to once, for all searches."""
@@ -126,6 +149,7 @@ class LabelView:
                 self.labels.to(device),
                 self._own_neighbours,
                 n_classes=self.n_classes,
+                weights=None if self.weights is None else self.weights.to(device),
             )
             twin._origin = self
             self._elsewhere[key] = twin
@@ -167,6 +191,11 @@ class Neighbours:
         return self.view.labels[self.ids]
 
     @cached_property
+    def row_weights(self) -> Float[Tensor, "B K"]:
+        """How much each neighbour counts before anything is learned; 1 unless rows are weighted."""
+        return self.view.weights_of(self.ids)
+
+    @cached_property
     def trust(self) -> Float[Tensor, "B K"]:
         """Trust of each neighbour."""
         if self.own_ids is None:
@@ -182,15 +211,24 @@ class Neighbours:
         # histograms, and with it the very label that is to be predicted: it is taken out.
         around = self.view.own_neighbours[self.ids]  # (B, K, T)
         counted = (around[..., None] != self.own_ids[:, None, None]).all(dim=-1).float()
+        if self.view.weights is not None:
+            counted = counted * self.view.weights[around]
         counts = self.scores.new_zeros(*self.ids.shape, self.n_classes)
         counts = counts.scatter_add(2, self.view.labels[around], counted)
-        return counts / counted.sum(dim=2, keepdim=True).clamp(min=1)
+        return counts / counted.sum(dim=2, keepdim=True).clamp(min=TINY_WEIGHT)
 
     def prototype_posterior(
         self, queries: Float[Tensor, "B D"], scale: Float[Tensor, ""] | float
     ) -> Float[Tensor, "B C"]:
         """Return class probabilities from the bank's prototypes alone."""
+        if queries is self.queries:
+            return self.view.posterior_of(self.prototype_cosines, scale)
         return self.view.prototype_posterior(queries, scale, self.own_ids)
+
+    @cached_property
+    def prototype_cosines(self) -> Float[Tensor, "B C"]:
+        """Cosine of each query to each class's prototype."""
+        return self.view.prototype_cosines(self.queries, self.own_ids)
 
     @cached_property
     def keys(self) -> Float[Tensor, "B K D"]:
@@ -207,13 +245,17 @@ class Neighbours:
 
     def of_queries(self, which: slice | Tensor) -> "Neighbours":
         """Return the neighbours of some of the queries."""
-        return replace(
+        part = replace(
             self,
             queries=self.queries[which],
             scores=self.scores[which],
             ids=self.ids[which],
             own_ids=None if self.own_ids is None else self.own_ids[which],
         )
+        for name in ("histograms", "prototype_cosines"):
+            if name in vars(self):  # made for all queries: every batch takes its share
+                vars(part)[name] = vars(self)[name][which]
+        return part
 
     def to(self, device: str | torch.device) -> "Neighbours":
         """Return the neighbours on another device."""

@@ -44,8 +44,9 @@ class Evidence:
             self.similarity = torch.einsum("bd,bkd->bk", query, self.keys)  # (B, K)
         self._posterior_scale = posterior_scale
         counts = self.similarity.new_zeros(len(self.labels), neighbours.n_classes)
-        ones = counts.new_ones(()).expand(self.labels.shape)
-        self.label_shares = counts.scatter_add_(1, self.labels, ones) / neighbours.k  # (B, C)
+        counted = neighbours.row_weights.to(counts)  # (B, K)
+        total = counted.sum(dim=1, keepdim=True)
+        self.label_shares = counts.scatter_add_(1, self.labels, counted) / total  # (B, C)
 
     @property
     def keys(self) -> Float[Tensor, "B K D"]:
@@ -192,8 +193,13 @@ class LabelBias(nn.Module):
     def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
         """Return the scores."""
         if self.per_neighbour:
-            own = nn.functional.one_hot(evidence.labels, evidence.label_shares.shape[1])
-            return self.mlp(own * evidence.label_shares[:, None])  # (B, K, H)
+            # One-hot input: the first layer is a look-up, whatever the number of classes.
+            first, *rest = self.mlp
+            share = evidence.of_own_label(evidence.label_shares)[..., None]
+            hidden = nn.functional.embedding(evidence.labels, first.weight.T) * share + first.bias
+            for layer in rest:
+                hidden = layer(hidden)
+            return hidden  # (B, K, H)
         shared = self.mlp(evidence.label_shares)[:, None]  # (B, 1, H)
         return shared.expand(-1, evidence.neighbours.k, -1)
 

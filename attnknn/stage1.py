@@ -2,7 +2,7 @@
 
 One loop for every recipe: the objective says what a batch costs, the optimiser how weights move,
 and this file keeps the order of rows, the augmentation, the record, the best epoch and the state
-from which a killed training goes on.
+from which a killed training goes on. Several processes may share the work, see `parallel`.
 """
 
 import time
@@ -10,9 +10,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
@@ -20,11 +21,12 @@ from tqdm import tqdm
 from attnknn.augment import alternating_flips, augment_batch, mixup, shrink
 from attnknn.backbones import build_embedder
 from attnknn.checkpoint import load_checkpoint, save_checkpoint
-from attnknn.config import RunConfig
+from attnknn.config import ConfigError, RunConfig
 from attnknn.data import Splits
 from attnknn.embed import embed, to_batch
 from attnknn.objectives import OBJECTIVES, Batch
 from attnknn.optim import build_optimiser
+from attnknn.parallel import ALONE, Group, running_statistics
 from attnknn.selfmemory import SelfMemory
 
 State = dict[str, dict[str, Tensor]]
@@ -37,10 +39,19 @@ class Stage1:
         config: Everything that shapes the training.
         splits: Training rows to learn from, validation rows to choose the epoch.
         device: Where the networks run.
+        group: The processes that train together; every one of them makes the same calls.
     """
 
-    def __init__(self, config: RunConfig, splits: Splits, *, device: torch.device) -> None:
+    def __init__(
+        self, config: RunConfig, splits: Splits, *, device: torch.device, group: Group = ALONE
+    ) -> None:
+        if group.size > 1 and config.training.batch_size < 2 * group.size:
+            raise ConfigError(
+                "batch_size must be at least twice the number of processes, "
+                f"got batch_size={config.training.batch_size}, processes={group.size}"
+            )
         torch.manual_seed(config.seed)
+        self.group = group
         self.config, self.splits, self.device = config, splits, device
         self.generator = torch.Generator().manual_seed(config.seed)
         self.embedder = build_embedder(config.embedder, splits).to(device)
@@ -74,11 +85,14 @@ class Stage1:
         Returns:
             One row an epoch: mean losses, entropies, accuracies, learning rate, seconds.
         """
-        if checkpoint.exists():
-            self._restore(load_checkpoint(checkpoint))
+        is_writer = self.group.is_first
+        found = load_checkpoint(checkpoint) if is_writer and checkpoint.exists() else None
+        if state := self.group.from_first(found):
+            self._restore(state)
         while self.epoch < self.config.training.epochs:
-            self._run_epoch(progress=progress)
-            save_checkpoint(checkpoint, self._state())
+            self._run_epoch(progress=progress and is_writer)
+            if is_writer:
+                save_checkpoint(checkpoint, self._state())
         if self.best["networks"] is not None:
             self._load_networks(self.best["networks"])
         return pd.DataFrame(self.history)
@@ -86,10 +100,7 @@ class Stage1:
     def _run_epoch(self, *, progress: bool) -> None:
         start, training = time.perf_counter(), self.config.training
         if training.objective == "joint" and self.epoch % training.refresh_epochs == 0:
-            rows = embed(
-                self.embedder, self.splits.train.inputs, device=self.device, progress=progress
-            )
-            self._remember(rows)
+            self._remember(self._embed_all(progress=progress))
         means = self._train_epoch(progress=progress)
         self.epoch += 1
         if self.epoch == training.epochs:
@@ -122,7 +133,10 @@ class Stage1:
     def _train_step(self, ids: Int[Tensor, " B"]) -> dict[str, Tensor]:
         inputs, batch = self._load(ids)
         self.optimiser.zero_grad()
-        per_row, recorded = self.objective.loss(self.features(inputs), batch)
+        self._seed_dropout(self.group.rank)
+        own = self.features(inputs[self.group.share(len(ids))])
+        self._seed_dropout(self.group.size)
+        per_row, recorded = self.objective.loss(self.group.whole(own, len(ids)), batch)
         loss = per_row.mean()
         if not torch.isfinite(loss):
             raise RuntimeError(
@@ -130,8 +144,26 @@ class Stage1:
                 f"lower lr, now {self.config.training.lr}, or set clip_norm"
             )
         loss.backward()
+        self._combine()
         self.optimiser.step()
         return {name: value.detach() for name, value in ({"loss": loss} | recorded).items()}
+
+    def _combine(self) -> None:
+        """Bring the processes together again: after this, all of them make the same step."""
+        networks = self._networks()
+        shared, alike = (
+            [p.grad for p in networks[name].parameters() if p.grad is not None]
+            for name in ("embedder", "objective")
+        )
+        # Every process has the whole gradient of the objective's network: the average changes
+        # nothing, but rounding on a GPU cannot drive the processes apart.
+        self.group.combine(shared, [*alike, *running_statistics(networks.values())])
+
+    def _seed_dropout(self, place: int) -> None:
+        """Draw other units for each share of a batch, and the same in a resumed training."""
+        if self.group.size > 1:
+            step = self.optimiser.current_step
+            torch.manual_seed((self.config.seed << 40) + step * (self.group.size + 1) + place)
 
     def _load(self, ids: Int[Tensor, " B"]) -> tuple[Tensor, Batch]:
         """Return augmented, perhaps mixed inputs on the device, and what they are made of."""
@@ -167,10 +199,22 @@ class Stage1:
     def _validate(self) -> dict[str, float]:
         """Return accuracy and NLL of the validation rows under the current networks."""
         labels = torch.from_numpy(self.splits.val.labels)
-        log_probs = self.objective.log_probs(self.embedder, self.splits.val.inputs)
+        inputs = self.splits.val.inputs
+        log_probs = self.group.compute(
+            len(inputs), lambda part: self.objective.log_probs(self.embedder, inputs[part])
+        )
         hits = (log_probs.argmax(dim=1) == labels).float()
         nll = functional.nll_loss(log_probs, labels)
         return {"val_accuracy": float(hits.mean()), "val_nll": float(nll)}
+
+    def _embed_all(self, *, progress: bool) -> Float[np.ndarray, "N D"]:
+        """Return the training rows as the embedder sees them now."""
+        inputs, options = self.splits.train.inputs, {"device": self.device, "progress": progress}
+        rows = self.group.compute(
+            len(inputs),
+            lambda part: torch.from_numpy(embed(self.embedder, inputs[part], **options)),
+        )
+        return rows.numpy()
 
     def _remember(self, rows: Any) -> None:
         labels, n_classes = self.splits.train.labels, self.splits.n_classes

@@ -161,10 +161,29 @@ def test_every_situation_feature_changes_something(neighbours, feature):
     with torch.no_grad():
         shared = dict(whole.named_parameters())
         for key, parameter in without.named_parameters():
-            given = shared[key]
-            parameter.copy_(given if given.shape == parameter.shape else given[:, kept])
+            if parameter.shape == shared[key].shape:
+                parameter.copy_(shared[key])
+            elif key.startswith("parts.situation"):
+                parameter.copy_(shared[key][:, kept])
         difference = whole(neighbours).weights - without(neighbours).weights
     assert difference.abs().max() > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("feature", "also_off", "source"),
+    [
+        ("trust", {}, "trust"),
+        ("histogram_share", {"denoise": False}, "histogram_share"),
+        ("prototype", {"prototype_gate": False}, "prototype"),
+        ("noise", {}, "noise"),
+    ],
+)
+def test_what_is_switched_off_does_not_come_back_through_the_vote(feature, also_off, source):
+    rest = tuple(name for name in AttentionConfig().situation if name != feature)
+    whole = build(AttentionConfig()).vote_settings
+    without = build(AttentionConfig(situation=rest, **also_off)).vote_settings
+    assert source in whole.names and source not in without.names
+    assert without.mlp[0].in_features == whole.mlp[0].in_features - 1 == 6
 
 
 def test_one_head_and_head_free_scores_still_fit_the_value_path(neighbours):

@@ -8,6 +8,7 @@ from attnknn.baselines import (
     BASELINES,
     DISTANCE_TEMPERATURES,
     KS,
+    SQUARED_TEMPERATURES,
     calibrate,
     candidates,
     fit_adaptive_k,
@@ -28,7 +29,9 @@ def held_out(make_blobs):
 def test_candidates_are_cut_to_what_was_searched():
     assert candidates("uniform", 23) == [Uniform(5), Uniform(10), Uniform(20)]
     assert candidates("uniform", 3) == [Uniform(3)]
-    assert len(candidates("distance", 50)) == len(KS) * len(DISTANCE_TEMPERATURES)
+    assert len(candidates("distance", 50)) == len(KS) * (
+        len(DISTANCE_TEMPERATURES) + len(SQUARED_TEMPERATURES)
+    )
     assert all(isinstance(each, Prototypes) for each in candidates("prototypes", 50))
     with pytest.raises(ValueError, match=r"name must be one of .*did you mean 'distance'"):
         candidates("distances", 50)

@@ -75,3 +75,69 @@ def test_the_index_module_sets_it_first():
     clean = {name: value for name, value in os.environ.items() if name != blas.VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
     assert done.stdout == "HASWELL\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "running", "is_fault"),
+    [
+        (blas.AVX512 | blas.AVX2, "Prescott", True),
+        (blas.AVX512 | blas.AVX2, "Haswell", True),
+        (blas.AVX512 | blas.AVX2, "SkylakeX", False),
+        (blas.AVX2, "Zen", False),
+        (blas.AVX2, "Nehalem", True),
+        (blas.AVX2, None, False),  # another BLAS: nothing is known, nothing is claimed
+        (set(), "Prescott", False),
+    ],
+)
+def test_a_fault_is_a_kernel_older_than_the_cpu(unset, monkeypatch, flags, running, is_fault):
+    monkeypatch.setattr(blas, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(blas, "running_core_type", lambda: running)
+    fault = blas.kernel_fault()
+    assert (fault is not None) == is_fault
+    if is_fault:
+        assert f"runs on {running} kernels" in fault
+
+
+def test_a_core_type_in_the_environment_is_no_fault(unset, monkeypatch):
+    monkeypatch.setattr(blas, "running_core_type", lambda: "Prescott")
+    monkeypatch.setenv(blas.VARIABLE, "PRESCOTT")
+    assert blas.kernel_fault() is None
+
+
+def in_a_process(code: str, **environment: str) -> str:
+    """Return what a fresh Python prints."""
+    clean = {name: value for name, value in os.environ.items() if name != blas.VARIABLE}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=clean | environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_kernels_of_a_loaded_faiss_are_read_from_the_library():
+    code = "import faiss, attnknn.blas as blas; print(blas.running_core_type())"
+    name = in_a_process(code, OPENBLAS_CORETYPE="NEHALEM").strip()
+    assert name in ("Nehalem", "None")  # None where faiss comes with another BLAS
+
+
+def test_a_faiss_imported_first_with_old_kernels_still_searches_right():
+    # The variable chooses the kernels while faiss loads; then it goes, as if it had never been.
+    code = (
+        "import os, faiss; del os.environ['OPENBLAS_CORETYPE']\n"
+        "import warnings, numpy as np, attnknn.blas as blas\n"
+        "blas.cpu_flags = lambda: blas.AVX2\n"
+        "from attnknn.index import build_index\n"
+        "rows = np.eye(7, dtype=np.float32)\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    warnings.simplefilter('always')\n"
+        "    found = [build_index('auto', rows).search(rows, 1)[1].ravel() for _ in range(3)]\n"
+        "assert all((ids == np.arange(7)).all() for ids in found)\n"
+        "print(blas.running_core_type(), sum('before attnknn' in str(w.message) for w in said))"
+    )
+    assert in_a_process(code, OPENBLAS_CORETYPE="NEHALEM").split() in (
+        ["Nehalem", "1"],
+        ["None", "0"],
+    )

@@ -8,7 +8,7 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CONDA_NAMES = {"torch": "pytorch"}  # conda-forge calls a few packages otherwise
-ONLY_ON_PYPI = {"pypandoc_binary", "typst"}
+ONLY_ON_PYPI = {"milvus-lite", "pypandoc_binary", "typst"}
 
 
 def declared() -> dict[str, str]:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn import index
-from attnknn.index import build_index, cosines_of_ids, search_by_matmul
+from attnknn.index import approximate, auto_index, build_index, choose, exact
+from attnknn.index.exact import cosines_of_ids, search_by_matmul
+from attnknn.index.tune import recall_of, tune_index
 
-EXACT = ["auto", "flat_ip", "flat_l2", "matmul", "Flat"]
+EXACT = ["auto", "exact", "flat_ip", "flat_l2", "matmul", "Flat"]
 CLOSE = ["hnsw", "HNSW16,Flat", "IVF1,Flat"]
 K = 7
 
@@ -39,7 +40,7 @@ def test_fault_18_every_index_returns_similarities(name):
 @pytest.mark.parametrize("name", ["flat_ip", "flat_l2", "hnsw", "matmul", "IVF1,Flat"])
 def test_added_rows_continue_the_ids(blobs, name):
     grown = build_index(name, blobs.rows[:53])
-    grown.add(blobs.rows[53:])
+    grown.extend(blobs.rows)
     whole = build_index(name, blobs.rows)
     for got, expected in zip(
         grown.search(blobs.queries, K), whole.search(blobs.queries, K), strict=True
@@ -47,10 +48,28 @@ def test_added_rows_continue_the_ids(blobs, name):
         np.testing.assert_allclose(got, expected, atol=1e-6)
 
 
-def test_auto_changes_from_exact_to_hnsw_past_the_limit(blobs, monkeypatch):
-    monkeypatch.setattr(index, "AUTO_HNSW_ROWS", 50)
-    assert hasattr(build_index("auto", blobs.rows).index, "hnsw")
-    assert not hasattr(build_index("auto", blobs.rows[:50]).index, "hnsw")
+def test_auto_goes_by_the_number_of_rows():
+    assert auto_index(choose.AUTO_EXACT_ROWS, 1) == "exact"
+    assert auto_index(choose.AUTO_EXACT_ROWS + 1, 1) == "hnsw"
+    assert auto_index(choose.AUTO_HNSW_ROWS, 1) == "hnsw"
+    assert auto_index(choose.AUTO_HNSW_ROWS + 1, 1) == "ivfpq"
+
+
+def test_auto_goes_to_disk_where_mapped_rows_would_fill_the_memory(monkeypatch):
+    monkeypatch.setattr(choose, "free_memory", lambda: 1000.0)
+    assert auto_index(7, 501, on_disk=True) == "disk"
+    assert auto_index(7, 500, on_disk=True) == "exact"
+    assert auto_index(7, 501) == "exact"  # rows that are in memory already are not moved out
+
+
+def test_the_free_memory_is_known():
+    assert 1e7 < choose.free_memory()
+
+
+def test_auto_builds_what_it_says(blobs, monkeypatch):
+    monkeypatch.setattr(choose, "AUTO_EXACT_ROWS", 50)
+    assert build_index("auto", blobs.rows).name == "hnsw"
+    assert build_index("auto", blobs.rows[:50]).name == "flat_ip"
 
 
 def test_hnsw_has_the_published_settings(blobs):
@@ -59,25 +78,40 @@ def test_hnsw_has_the_published_settings(blobs):
     assert (graph.efConstruction, graph.efSearch, graph.nb_neighbors(0)) == (200, 64, 2 * 32)
 
 
-@pytest.mark.parametrize("block", [1, 4, 29, 1000])
-def test_the_block_size_of_the_matrix_product_does_not_matter(blobs, monkeypatch, block):
+@pytest.mark.parametrize("tile", [(1, 1), (4, 7), (29, 13), (1000, 1000)])
+def test_the_tiles_of_the_matrix_product_do_not_matter(blobs, monkeypatch, tile):
     queries, rows = torch.from_numpy(blobs.queries), torch.from_numpy(blobs.rows)
     scores, ids = search_by_matmul(queries, rows, K)
-    monkeypatch.setattr(index, "MATMUL_BLOCK", block)
-    blocked_scores, blocked_ids = search_by_matmul(queries, rows, K)
-    assert torch.equal(ids, blocked_ids)
-    torch.testing.assert_close(scores, blocked_scores)
-    again, _ = cosines_of_ids(queries, rows, ids)
-    torch.testing.assert_close(scores, again)
+    monkeypatch.setattr(exact, "QUERY_TILE", tile[0])
+    monkeypatch.setattr(exact, "ROW_TILE", tile[1])
+    tiled_scores, tiled_ids = search_by_matmul(queries, rows, K)
+    assert torch.equal(ids, tiled_ids)
+    torch.testing.assert_close(scores, tiled_scores)
 
 
-def test_cosines_of_found_rows_are_put_in_order(blobs):
+@pytest.mark.parametrize("block", [1, 5, 1000])
+def test_cosines_of_found_rows_are_put_in_order_and_cut(blobs, monkeypatch, block):
+    monkeypatch.setattr(exact, "RERANK_BLOCK", block)
     queries, rows = torch.from_numpy(blobs.queries), torch.from_numpy(blobs.rows)
     scores, ids = search_by_matmul(queries, rows, K)
     mixed = ids[:, torch.randperm(K, generator=torch.Generator().manual_seed(3))]
-    again, sorted_ids = cosines_of_ids(queries, rows, mixed)
-    assert torch.equal(sorted_ids, ids)
-    torch.testing.assert_close(again, scores)
+    again, sorted_ids = cosines_of_ids(queries, rows, mixed, 5)
+    assert torch.equal(sorted_ids, ids[:, :5])
+    torch.testing.assert_close(again, scores[:, :5])
+
+
+def test_a_missing_candidate_comes_last(blobs):
+    queries, rows = torch.from_numpy(blobs.queries[:1]), torch.from_numpy(blobs.rows)
+    scores, ids = cosines_of_ids(queries, rows, torch.tensor([[-1, 3, 5]]), 3)
+    assert ids[0, 2] == -1
+    assert scores[0, 2] == -torch.inf
+    assert sorted(ids[0, :2].tolist()) == [3, 5]
+
+
+def test_an_exact_index_holds_no_copy_of_the_rows(blobs):
+    for name in ("flat_ip", "flat_l2", "matmul"):
+        held = np.asarray(build_index(name, blobs.rows).rows)
+        assert np.shares_memory(held, blobs.rows), name
 
 
 @pytest.mark.parametrize("name", EXACT + CLOSE)
@@ -91,3 +125,146 @@ def test_a_name_that_cannot_be_built_is_refused(blobs, name):
     message = f"index must be auto, .* suits 101 rows of width 6, got index='{name}'"
     with pytest.raises(ValueError, match=message):
         build_index(name, blobs.rows)
+
+
+@pytest.fixture
+def many(make_blobs):
+    """A set that is large enough for inverted lists."""
+    return make_blobs(n_rows=3001, n_queries=97, n_blobs=40)
+
+
+@pytest.mark.parametrize("name", ["ivfpq", "disk"])
+def test_compressed_lists_find_enough_candidates_to_rank(many, name):
+    index = build_index(name, many.rows, settings={"nprobe": 16, "k_factor": 8})
+    _, true_ids = brute(many.queries, many.rows, K)
+    _, candidates = index.search(many.queries, K * index.k_factor)
+    assert not index.exact_scores
+    assert recall_of(candidates, true_ids).mean() > 0.98
+    index.close()
+
+
+def test_lists_on_disk_are_a_file_that_goes_away(many, tmp_path):
+    index = build_index("disk", many.rows, folder=tmp_path)
+    [file] = tmp_path.rglob("lists.ivf")
+    assert file.stat().st_size >= 3001 * (index.index.code_size + 8)  # codes and ids
+    in_memory = build_index(f"IVF{index.index.nlist},SQ4", many.rows, settings={"nprobe": 64})
+    for got, expected in zip(
+        index.search(many.queries, K), in_memory.search(many.queries, K), strict=True
+    ):
+        np.testing.assert_array_equal(got, expected)
+    index.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_on_disk_grow(many):
+    grown = build_index("disk", many.rows[:2000])
+    grown.extend(many.rows)
+    assert grown.index.ntotal == 3001
+    near = grown.search(many.rows[2500:2510], 40)[1]
+    assert (near == np.arange(2500, 2510)[:, None]).any(axis=1).mean() > 0.8
+
+
+def test_the_number_of_lists_is_near_four_roots():
+    assert approximate.n_cells(1_000_000) == 4096
+    assert approximate.n_cells(100_000) == 1024
+    assert approximate.n_cells(101) == 2  # never fewer than 39 rows a list
+    assert approximate.n_cells(3) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs"),
+    [
+        ("flat_ip", []),
+        ("matmul", []),
+        ("hnsw", ["efSearch"]),
+        ("ivfpq", ["nprobe", "k_factor"]),
+        ("disk", ["nprobe", "k_factor"]),
+        ("HNSW16,Flat", ["efSearch", "k_factor"]),
+        ("IVF3,Flat", ["nprobe", "k_factor"]),
+        ("PCA4,HNSW16", ["efSearch", "k_factor"]),
+    ],
+)
+def test_every_index_says_what_can_be_set(make_blobs, name, knobs):
+    index = build_index(name, make_blobs(n_rows=307).rows)
+    assert list(index.knobs) == knobs
+    assert list(index.settings) == knobs
+    with pytest.raises(ValueError, match=r"index_settings must be one of .*got .*='depth'"):
+        index.tune({"depth": 3})
+
+
+def test_settings_reach_the_index(make_blobs):
+    rows = make_blobs(n_rows=307).rows
+    hnsw = build_index("hnsw", rows, settings={"efSearch": 99})
+    assert hnsw.index.hnsw.efSearch == 99
+    lists = build_index("PCA4,IVF3,Flat", rows, settings={"nprobe": 3, "k_factor": 2})
+    assert approximate.inverted_lists(lists.index).nprobe == 3
+    assert lists.k_factor == 2
+    with pytest.raises(ValueError, match="nprobe must be an integer of at least 1"):
+        lists.tune({"nprobe": 0})
+
+
+def test_recall_by_hand():
+    found = np.array([[1, 2, 3], [7, 8, -1]])
+    assert recall_of(found, np.array([[3, 2, 9], [8, 7, 5]])).tolist() == [2 / 3, 2 / 3]
+
+
+class Ladder(exact.FlatIndex):
+    """An index whose recall is known: a knob of 1, 2, 4, 8 finds as many eighths of the rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.knobs, self.settings = {"depth": (1, 2, 4, 8)}, {"depth": 1}
+
+    def found(self):
+        """Return 64 queries with depth of 8 true ids each."""
+        return np.tile(np.where(np.arange(8) < self.settings["depth"], np.arange(8), -1), (64, 1))
+
+
+@pytest.mark.parametrize(("recall", "depth", "tried"), [(0.1, 1, 1), (0.5, 4, 3), (0.51, 8, 4)])
+def test_tuning_stops_at_the_first_depth_that_is_enough(recall, depth, tried):
+    index = Ladder()
+    table = tune_index(index, index.found, np.tile(np.arange(8), (64, 1)), recall=recall)
+    assert index.settings == {"depth": depth}
+    assert len(table) == tried
+    assert table.loc[table["chosen"], ["depth", "reached"]].to_numpy().tolist() == [[depth, True]]
+    assert table["recall"].tolist() == [1 / 8, 1 / 4, 1 / 2, 1.0][:tried]
+
+
+def test_tuning_out_of_reach_takes_the_closest():
+    index = Ladder()
+    index.knobs = {"depth": (1, 2, 4)}
+    table = tune_index(index, index.found, np.tile(np.arange(8), (64, 1)), recall=0.9)
+    assert not table["reached"].any()
+    assert index.settings == {"depth": 4}
+
+
+def test_the_lower_bound_of_the_recall_decides():
+    # Half of the queries find all, half find 7 of 8: a mean of .9375 that may be chance.
+    found = np.tile(np.arange(8), (64, 1))
+    found[::2, 0] = -1
+    index = Ladder()
+    index.knobs = {"depth": (8,)}
+    table = tune_index(index, lambda: found, np.tile(np.arange(8), (64, 1)), recall=0.93)
+    assert table["recall"].item() == 0.9375
+    assert table["recall_low"].item() == pytest.approx(0.9375 - 1.645 * 0.0625 / 8)
+    assert not table["reached"].item()
+
+
+@pytest.fixture
+def misloaded(monkeypatch):
+    """A process in which faiss was loaded with the wrong kernels."""
+    exact._torch_is_faster.cache_clear()
+    monkeypatch.setattr(exact, "kernel_fault", lambda: "faiss runs on old kernels")
+    yield
+    exact._torch_is_faster.cache_clear()
+
+
+@pytest.mark.parametrize(("seconds", "name"), [([2.0, 1.0], "matmul"), ([1.0, 2.0], "flat_ip")])
+def test_with_wrong_kernels_the_faster_wins_and_it_is_said_once(
+    misloaded, monkeypatch, blobs, seconds, name
+):
+    times = iter(seconds)
+    monkeypatch.setattr(exact, "_shortest", lambda action: (action(), next(times))[1])
+    with pytest.warns(RuntimeWarning, match="old kernels: exact searches use .*, the faster of"):
+        assert build_index("auto", blobs.rows).name == name
+    assert build_index("auto", blobs.rows).name == name  # neither measured nor said again

@@ -16,14 +16,14 @@ ORDER = """
     corrupt augment
     measure calibrate resample compare
     afmp backbones embed
-    blas index neighbours memory
+    blas index neighbours bankfile rowbank memory
     parts attention classify baselines explain
     losses fit
-    muon schedules optim checkpoint selfmemory objectives stage1 trained train
+    muon schedules optim checkpoint parallel afmptrain selfmemory objectives stage1 trained train
     runs views
     plot report studies
     pdf pipeline cli
-    estimator
+    estimator peers
 """.split()
 
 
@@ -36,7 +36,8 @@ def files_by_module() -> dict[str, list[Path]]:
     """Return the source files of every module of the package."""
     found: dict[str, list[Path]] = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path != PACKAGE / "__init__.py":
+        # A __main__ is a command: like the cli it stands above everything, and nobody imports it.
+        if path != PACKAGE / "__init__.py" and path.name != "__main__.py":
             found.setdefault(module_of(path), []).append(path)
     return found
 

@@ -94,6 +94,7 @@ def test_experiment_6_repeats_experiment_5():
 
 
 TINY = ["epochs=1", "max_train_rows=300", "max_test_rows=60", "fit_epochs=2", "rates=[0.0, 0.3]"]
+TINY += ["ratios=[1.0, 0.1]", "timing_sizes=[300, 600]", "timing_repeats=2"]
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Studies: the tables have their schema, and what they compare is comparable."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +9,17 @@ from tiny import SMALL, config, tiny_splits
 
 import attnknn.trained as trained_module
 from attnknn.plot import use_style
-from attnknn.studies import contest, k_sweep, label_noise, main_results, pictures, training
+from attnknn.studies import (
+    ablation,
+    contest,
+    datasets,
+    k_sweep,
+    label_noise,
+    main_results,
+    pictures,
+    published,
+    training,
+)
 from attnknn.train import train_run
 from attnknn.views import embed_views
 
@@ -80,12 +91,13 @@ def test_noise_study_covers_every_level(runs):
     study = label_noise.memory_noise(
         runs[:1], rates=(0.0, 0.3), k_eval=7, k_baseline=5, progress=False
     )
-    measured = study.table[study.table["method"] != "trust"]
+    measured = study.table[~study.table["method"].isin(label_noise.DETECTORS)]
     levels = set(measured[["kind", "rate", "held_out"]].itertuples(index=False, name=None))
     kinds, rates = ("symmetric", "asymmetric"), (0.0, 0.3)
     assert levels == set(itertools.product(kinds, rates, ("clean", "noisy")))
     assert {"attention", "attention, transfer", "distance (tuned)"} <= set(measured["method"])
-    auroc = study.table.query("method == 'trust'")["value"]
+    auroc = study.table.query("method == 'trust' and metric == 'auroc'")["value"]
+    assert set(study.table.query("metric == 'auroc'")["method"]) == {"trust", "cleanlab"}
     assert len(auroc) == 2 and auroc.between(0.5, 1).all()  # once per memory
     with_transfer = measured[measured["method"] == "attention, transfer"]
     assert set(with_transfer["held_out"]) == {"clean"}
@@ -149,3 +161,117 @@ def test_what_judges_was_not_fitted_on(runs):
     labels = runs[0].labels("val")
     judges = contest.stop_rows(runs[0], labels)
     assert 0 < len(judges) < len(labels) / 2
+
+
+def test_per_class_shares_are_those_of_scikit_learn(results):
+    from sklearn.metrics import precision_recall_fscore_support
+
+    table = main_results.per_class(results, ["a", "b", "c"], ["attention"]).set_index("class")
+    expected = np.mean(
+        [
+            precision_recall_fscore_support(
+                results.labels, probs.argmax(axis=1), labels=[0, 1, 2], zero_division=0
+            )[:3]
+            for probs in results.probs["attention"]
+        ],
+        axis=0,
+    )
+    np.testing.assert_allclose(table["precision"], expected[0])
+    np.testing.assert_allclose(table["recall"], expected[1])
+    np.testing.assert_allclose(table["f1"], expected[2])
+    shown = main_results.per_class_table(table.reset_index())
+    assert list(shown.columns) == ["class", "attention"] and len(shown) == 3
+
+
+def test_precision_at_the_noise_rate_by_hand():
+    wrong = np.array([True, True, False, False, False])
+    assert label_noise.precision_at_rate(np.array([0.1, 0.2, 0.3, 0.4, 0.5]), wrong) == 1.0
+    assert label_noise.precision_at_rate(np.array([0.5, 0.4, 0.3, 0.2, 0.1]), wrong) == 0.0
+    # One of four equal rows joins the lowest: a quarter of a chance for the second wrong one.
+    assert label_noise.precision_at_rate(np.array([0.1, 0.5, 0.5, 0.5, 0.5]), wrong) == 0.625
+
+
+def test_cleanlab_sees_the_same_probabilities_as_trust(runs):
+    from cleanlab.rank import get_label_quality_scores
+
+    bank = runs[0].bank
+    own = get_label_quality_scores(
+        bank.labels.numpy(), bank.view.histograms.double().numpy(), method="self_confidence"
+    )
+    np.testing.assert_allclose(own, bank.view.trust.numpy(), atol=1e-6)
+
+
+# ---- ablations
+
+
+def test_variants_differ_from_their_reference_in_one_part(runs):
+    whole = runs[0].config.attention
+    tried = ablation.variants(whole)
+    assert len({each.name for each in tried}) == len(tried)
+    for each in tried:
+        assert each.config != whole
+    off = [each for each in tried if each.group == "off"]
+    assert {each.part for each in off} >= {
+        "similarity",
+        "trust",
+        "prototype gate",
+        "denoised labels",
+    }
+    assert all(each.reference == ablation.FULL for each in off)
+    on = [each for each in tried if each.group == "on"]
+    assert all(each.reference == ablation.BARE for each in on)
+    extras = {each.part for each in tried if each.group == "extra"}
+    assert {"full query-key", "label bias", "label bias as published"} <= extras
+    biased = ablation.variants(replace(whole, label_bias="neighbour"))
+    assert not {"label bias", "label bias as published"} & {
+        each.part for each in biased if each.group == "extra"
+    }  # the whole has it already
+    assert "label bias" in {each.part for each in biased if each.group == "off"}
+
+
+def test_ablation_table_and_verdict(runs):
+    study = ablation.ablate(runs[:1], k_eval=7, epochs=2, repeats=2, progress=False)
+    assert all(len(each) == 2 for each in study.probs.values())
+    table = ablation.ablation_table(study, metrics=("nll", "accuracy"))
+    assert len(table) == 2 * len(study.variants)
+    assert set(table["group"]) == {"off", "on", "extra"}
+    assert set(table["helps"]) <= {"helps", "harms", "no difference at this size", "undefined"}
+    assert "Taken from the whole" in ablation.verdict(study)
+
+
+def test_a_part_helps_where_taking_it_away_harms():
+    assert ablation._effect("off", "worse") == "helps"
+    assert ablation._effect("off", "better") == "harms"
+    assert ablation._effect("on", "better") == "helps"
+    assert ablation._effect("extra", "worse") == "harms"
+    assert ablation._effect("on", "undefined") == "undefined"
+
+
+# ---- data sets, published figures
+
+
+def test_data_sets_side_by_side(results, tmp_path):
+    for name in ("one", "two"):
+        folder = tmp_path / name / "02_main_results"
+        folder.mkdir(parents=True)
+        results.table.to_csv(folder / "measures.csv", index=False)
+    (tmp_path / "unfinished").mkdir()
+    found = datasets.finished_runs(tmp_path / "two")
+    assert [path.name for path in found] == ["two", "one"]
+    measures = datasets.read_measures(found)
+    table = datasets.datasets_table(measures)
+    assert set(table["run"]) == {"one", "two"} and "attention" in set(table["method"])
+    ranks = datasets.ranks(measures).set_index("method")["mean rank"]
+    assert ranks.sum() == sum(range(1, len(ranks) + 1))
+    with pytest.raises(ValueError, match="beside must name runs with saved main results"):
+        datasets.finished_runs(tmp_path / "two", [str(tmp_path / "unfinished")])
+
+
+def test_published_figures_stay_apart(results):
+    table = published.beside_published(results.table, ours="ours", experiments=["exp5"])
+    own = table[table["source"] == "ours"].set_index("method")
+    mean = results.table.query("method == 'attention' and metric == 'nll'")["value"].mean()
+    assert own.loc["attention", "nll"] == pytest.approx(mean)
+    theirs = table[table["source"] == "published exp5"].set_index("method")
+    assert theirs.loc["attention", "nll"] == 2.054
+    assert set(table["source"]) == {"ours", "published exp5"}

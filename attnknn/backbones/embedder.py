@@ -4,7 +4,7 @@ Axes: B inputs, D embedding width, F features.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnknn.afmp import AFMP_TINY, AFMPTrunk
 from attnknn.backbones.fast import PATCH, FastNet
 from attnknn.backbones.heads import build_projection
 from attnknn.backbones.pca import PrincipalAxes
@@ -116,6 +117,13 @@ def _fast(config: EmbedderConfig, splits: Splits) -> Built:
     return Built(FastNet(channels, config.widths))
 
 
+def _afmp(config: EmbedderConfig, splits: Splits) -> Built:
+    channels, side = _image_shape("afmp", splits)
+    # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
+    patch = min(AFMP_TINY.patch, max(1, side // 4))
+    return Built(AFMPTrunk(replace(AFMP_TINY, patch=patch), channels=channels))
+
+
 def _resnet(config: EmbedderConfig, splits: Splits) -> Built:
     channels, side = _image_shape(config.backbone, splits)
     check_side(config.backbone, side, low=SMALLEST_RESNET_IMAGE)
@@ -155,6 +163,7 @@ def _pca(config: EmbedderConfig, splits: Splits) -> Built:
 # A new backbone is one more line here, and its name in choices.BACKBONE_NAMES.
 BACKBONES: dict[str, Callable[[EmbedderConfig, Splits], Built]] = {
     "fast": _fast,
+    "afmp": _afmp,
     "resnet18": _resnet,
     "resnet50": _resnet,
     "timm:<name>": _timm,

@@ -16,7 +16,7 @@ from attnknn.pipeline.progress import Progress
 from attnknn.pipeline.state import Task
 from attnknn.runs import RESULTS_VARIABLE
 
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PATIENCE = 10.0  # seconds a worker may take to end its kernel
 
 
@@ -49,6 +49,12 @@ def n_cores() -> int:
 def threads_each(n_jobs: int) -> int:
     """Return how many threads each of ``n_jobs`` processes gets."""
     return max(1, n_cores() // n_jobs)
+
+
+def threads_used(n_threads: int) -> int:
+    """Return how many threads a kernel offered ``n_threads`` has: the user's setting wins."""
+    given = os.environ.get("OMP_NUM_THREADS", "")
+    return int(given) if given.isdecimal() else n_threads
 
 
 class Crew:
@@ -105,7 +111,7 @@ class Crew:
                 worker.kill()
 
     def _environment(self, n_threads: int) -> dict[str, str]:
-        threads = {name: str(n_threads) for name in _THREAD_VARIABLES}
+        threads = {name: str(n_threads) for name in THREAD_VARIABLES}
         # Idle threads sleep: spinning ones slow everybody down as soon as the cores are shared.
         threads["OMP_WAIT_POLICY"] = "PASSIVE"
         # The user's own thread settings win.

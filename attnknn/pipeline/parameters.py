@@ -22,7 +22,7 @@ _RESERVED = {
     "seeds": "--seeds",
 }
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list"}
-_LONGEST_NAME = 80
+LONGEST_NAME = 80
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def run_name(profile: str, overrides: Mapping[str, Any]) -> str:
     'quick-k_eval=10'
     """
     stem = Path(profile).stem if profile.endswith((".yaml", ".yml")) else profile
-    pairs = [f"{name}={_slug(overrides[name])}" for name in sorted(overrides)]
+    pairs = [f"{name}={slug(overrides[name])}" for name in sorted(overrides)]
     name = re.sub(r"[^\w.=+,-]+", "-", "-".join([stem, *pairs]), flags=re.ASCII).strip("-.")
-    if len(name) <= _LONGEST_NAME:
+    if len(name) <= LONGEST_NAME:
         return name
     digest = sha256(name.encode()).hexdigest()[:8]
-    return f"{name[: _LONGEST_NAME - 9]}-{digest}"
+    return f"{name[: LONGEST_NAME - 9]}-{digest}"
 
 
 def check_run_name(name: str) -> str:
@@ -123,11 +123,12 @@ def check_run_name(name: str) -> str:
     return name
 
 
-def _slug(value: Any) -> str:
+def slug(value: Any, *, between: str = ",") -> str:
+    """Return a value as part of a folder name; the items of a list are put together."""
     if isinstance(value, bool) or value is None:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list):
-        return ",".join(_slug(item) for item in value)
+        return between.join(slug(item) for item in value)
     return str(value)
 
 

@@ -14,7 +14,7 @@ from attnknn.pipeline.parameters import (
     read_profile,
     run_name,
 )
-from attnknn.pipeline.state import Task
+from attnknn.pipeline.state import GRID_NAME, Task
 from attnknn.runs import profile_seeds, project_root, results_root
 
 
@@ -55,6 +55,62 @@ class Plan:
         return Task(book, self.assignment.by_notebook[book.name] | given, seeds, copy)
 
 
+@dataclass(frozen=True)
+class Request:
+    """What the runs of one command share; their parameters are added by :meth:`plan`.
+
+    Attributes:
+        profile: Name of the profile, or its path.
+        values: Parameters of the profile.
+        books: All notebooks of the project.
+        wanted: Those selected by the user.
+        seeds: Seeds to train and read.
+        root: Folder of all runs.
+    """
+
+    profile: str
+    values: dict[str, Any]
+    books: list[Notebook]
+    wanted: list[Notebook]
+    seeds: list[int]
+    root: Path
+
+    def plan(self, overrides: Mapping[str, Any], folder: Path) -> Plan:
+        """Return the checked plan of one run.
+
+        Args:
+            overrides: Parameters that differ from the profile.
+            folder: The run's folder.
+        """
+        assignment = assign(self.values | overrides, self.books)
+        trained = any(book.reads_training for book in self.wanted)
+        needed = [b for b in self.books if b in self.wanted or (trained and b.is_training)]
+        names = {book.name for book in self.wanted}
+        return Plan(self.profile, folder, needed, names, assignment, self.seeds)
+
+
+def read_request(
+    profile: str,
+    *,
+    notebooks: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+    results: Path | None = None,
+) -> Request:
+    """Return what a request says besides single parameters; arguments as for `make_plan`."""
+    project = project_root()
+    if project is None:
+        raise ConfigError(
+            "a run must be started inside the project (a folder with notebooks/ and "
+            f"pyproject.toml), got {Path.cwd()}"
+        )
+    values = read_profile(project / "notebooks/params", profile)
+    own_seeds = profile_seeds(values)
+    chosen = own_seeds if seeds is None else profile_seeds({"seeds": list(seeds)})
+    books = find_notebooks(project / "notebooks")
+    root = results_root() if results is None else Path(results).expanduser().resolve()
+    return Request(profile, values, books, select(books, notebooks), chosen, root)
+
+
 def make_plan(
     profile: str = "quick",
     *,
@@ -77,22 +133,10 @@ def make_plan(
     Raises:
         ConfigError: For anything unknown, mistyped or impossible.
     """
-    project = project_root()
-    if project is None:
-        raise ConfigError(
-            "a run must be started inside the project (a folder with notebooks/ and "
-            f"pyproject.toml), got {Path.cwd()}"
-        )
+    request = read_request(profile, notebooks=notebooks, seeds=seeds, results=results)
     overrides = dict(overrides or {})
-    values = read_profile(project / "notebooks/params", profile)
-    own_seeds = profile_seeds(values)
-    chosen = own_seeds if seeds is None else profile_seeds({"seeds": list(seeds)})
-    books = find_notebooks(project / "notebooks")
-    assignment = assign(values | overrides, books)
-    wanted = select(books, notebooks)
-    trained = any(book.reads_training for book in wanted)
-    needed = [book for book in books if book in wanted or (trained and book.is_training)]
-    root = results_root() if results is None else Path(results).expanduser().resolve()
-    folder = root / check_run_name(run_name(profile, overrides) if name is None else name)
-    names = {book.name for book in wanted}
-    return Plan(profile, folder, needed, names, assignment, chosen)
+    name = check_run_name(run_name(profile, overrides) if name is None else name)
+    plan = request.plan(overrides, request.root / name)
+    if (plan.folder / GRID_NAME).is_file():
+        raise ConfigError(f"name must not be that of a grid, got {name=}: {plan.folder} is one")
+    return plan

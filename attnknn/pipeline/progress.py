@@ -72,3 +72,54 @@ class Progress:
         bar.n = self._done[name]
         bar.set_description_str(f"{mark} {name:<{self._width}}", refresh=False)
         bar.set_postfix_str(note)
+
+
+class Lines:
+    """The end of each notebook of many runs, a line each, above one bar for all of them."""
+
+    def __enter__(self) -> "Lines":
+        """Start a bar when stderr is a terminal."""
+        from tqdm import tqdm
+
+        self._bar = tqdm(desc="notebooks", total=0, disable=not sys.stderr.isatty(), leave=False)
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+    def of(self, run: str) -> "RunLines":
+        """Return the display of one run."""
+        return RunLines(run, self)
+
+    def expect(self) -> None:
+        """Count one more notebook that is to be executed."""
+        self._bar.total += 1
+        self._bar.refresh()
+
+    def finish(self, line: str) -> None:
+        """Show a line, and one notebook less to wait for."""
+        self._bar.update()
+        self.say(line)
+
+    def say(self, line: str) -> None:
+        """Show a line above the bar."""
+        self._bar.write(line, file=sys.stdout)
+        sys.stdout.flush()
+
+
+class RunLines(Progress):
+    """Shows what was executed of one run; what was there already is told in the summary."""
+
+    def __init__(self, run: str, lines: Lines):
+        """Prepare without showing anything."""
+        super().__init__([])
+        self._run, self._lines = run, lines
+
+    def finish(self, name: str, seconds: float, status: str) -> None:
+        """Show the end of a task: ``complete``, ``failed`` or ``skipped``."""
+        line = f"{status:<8}  {self._run}  {name}  {seconds:.1f} s"
+        if status == "skipped":
+            self._lines.say(line)
+        elif status != "kept":
+            self._lines.finish(line)

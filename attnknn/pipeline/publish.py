@@ -1,4 +1,4 @@
-"""Executed copies → PDFs: one for each notebook, and one that binds them all."""
+"""Executed copies → PDFs: one for each notebook, and one that binds them all; and the claims."""
 
 import hashlib
 import json
@@ -34,6 +34,14 @@ def publish(run: RunFolder) -> list[str]:
             entry["pdf_key"] = key
         run.save()
     return problems + _publish_report(run, names)
+
+
+def publish_claims(run: RunFolder) -> None:
+    """Judge the published claims by the tables of the studies, where there are any."""
+    if any((run.path / f"{name}/measures.csv").is_file() for name in run.entries):
+        from attnknn.studies.claims import write_claims
+
+        write_claims(run.path)
 
 
 def _print_notebook(copy: Path) -> str:

@@ -36,6 +36,8 @@ def settle(run: RunFolder, outcome: Outcome, *, n_threads: int) -> Outcome:
             "code": code_digest(),
             "key": run.key(task),
         }
+        if trained_in := run.trained_in(task):
+            entry["trained_in"] = trained_in
     else:
         copy = _keep_partial(run, task, outcome.output)
         entry |= {"error": outcome.details["error"]}

@@ -18,6 +18,9 @@ from attnknn.provenance import REPORT_NAME
 from attnknn.runs import seed_folder
 from attnknn.sources import own_files_stamp
 
+GRID_NAME = "grid.json"  # a folder with this file holds runs, and is none itself
+ORIGIN_NAME = "trained_in.json"  # in a trained seed: the run it was taken over from
+
 
 @dataclass(frozen=True)
 class Task:
@@ -136,6 +139,11 @@ class RunFolder:
             own = re.compile(rf"seed{task.seeds[0]}(?!\d)")
             found = (path for path in found if own.search(path.name))
         return sorted(str(path.relative_to(self.path)) for path in found)
+
+    def trained_in(self, task: Task) -> str | None:
+        """Return the run that a training was taken over from, None if it was made here."""
+        origin = seed_folder(self.path, task.seeds[0]) / ORIGIN_NAME
+        return read_json(origin)["run"] if task.notebook.is_training and origin.is_file() else None
 
     def clear(self, task: Task) -> None:
         """Remove a task's outdated copy, PDFs and files; trained seeds stay, they resume."""

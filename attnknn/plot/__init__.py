@@ -4,6 +4,14 @@ Functions draw and compute nothing. Call ``use_style`` once; every method keeps 
 marker in all figures (``METHOD_STYLES``).
 """
 
+from attnknn.plot.ablation import ablation_forest
+from attnknn.plot.afmp import (
+    afmp_panels,
+    gate_histogram,
+    gate_layers,
+    gate_maps,
+    scaling_panels,
+)
 from attnknn.plot.calibration import confusion, reliability_diagram, risk_coverage_curves
 from attnknn.plot.neighbours import neighbour_bars, neighbour_strip
 from attnknn.plot.results import forest, method_dots, sweep_lines, sweep_panels, training_curves
@@ -20,8 +28,13 @@ __all__ = [
     "COLUMN_WIDTH",
     "FULL_WIDTH",
     "METHOD_STYLES",
+    "ablation_forest",
+    "afmp_panels",
     "confusion",
     "forest",
+    "gate_histogram",
+    "gate_layers",
+    "gate_maps",
     "method_dots",
     "method_style",
     "metric_label",
@@ -29,6 +42,7 @@ __all__ = [
     "neighbour_strip",
     "reliability_diagram",
     "risk_coverage_curves",
+    "scaling_panels",
     "sweep_lines",
     "sweep_panels",
     "training_curves",

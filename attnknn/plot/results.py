@@ -96,7 +96,9 @@ def method_dots(table: pd.DataFrame, metrics: Sequence[str]) -> Figure:
         rows = table[table["metric"] == metric].set_index("method")
         for level, method in enumerate(methods):
             if method in rows.index:
-                _dot(ax, rows.loc[method], level, method_style(method).points, metric_scale(metric))
+                draw_interval(
+                    ax, rows.loc[method], level, method_style(method).points, metric_scale(metric)
+                )
         ax.set_xlabel(metric_label(metric, arrow=True))
         _set_value_axis(ax, rows["mean"].to_numpy())
         ax.margins(x=0.12)
@@ -126,7 +128,8 @@ def _name_rows(ax: Axes, methods: list[str]) -> None:
     ax.set_ylim(len(methods) - 0.4, -0.6)
 
 
-def _dot(ax: Axes, row: pd.Series, level: int, points: dict, scale: float) -> None:
+def draw_interval(ax: Axes, row: pd.Series, level: int, points: dict, scale: float) -> None:
+    """Draw a mean as a point and its interval as a line, at one height."""
     mean, low, high = scale * row["mean"], scale * row["low"], scale * row["high"]
     if np.isfinite([low, high]).all():
         ax.plot([low, high], [level, level], color=points["color"], linewidth=1.1)
@@ -192,6 +195,7 @@ def sweep_panels(
     x_label: str | None = None,
     log_x: bool = False,
     band: bool = True,
+    share_y: bool = False,
 ) -> Figure:
     """Draw several measures of one sweep side by side, with one set of names at the right.
 
@@ -202,8 +206,11 @@ def sweep_panels(
         x_label: Label of the horizontal axes.
         log_x: Logarithmic horizontal axes.
         band: Shade the intervals.
+        share_y: One vertical axis for all panels, where the measures have the same unit.
     """
-    figure, axes = plt.subplots(1, len(metrics), figsize=(FULL_WIDTH, 2.1), squeeze=False)
+    figure, axes = plt.subplots(
+        1, len(metrics), figsize=(FULL_WIDTH, 2.1), squeeze=False, sharey=share_y
+    )
     options = {"x": x, "x_label": x_label, "log_x": log_x, "band": band}
     for ax, metric in zip(axes[0], metrics, strict=True):
         sweep_lines(table, metric=metric, ax=ax, direct_labels=ax is axes[0, -1], **options)
@@ -230,8 +237,8 @@ def forest(table: pd.DataFrame) -> Figure:
             style = method_style(row["method"])
             face = style.colour if row["verdict"] in ("better", "worse") else "white"
             points = {**style.points, "markerfacecolor": face, "marker": "o", "markersize": 4.5}
-            _dot(ax, row, methods.index(row["method"]), points, metric_scale(metric))
-        _finish_forest_panel(ax, metric)
+            draw_interval(ax, row, methods.index(row["method"]), points, metric_scale(metric))
+        finish_forest_panel(ax, metric)
     _name_rows(axes[0, 0], methods)
     baseline = method_style(table["baseline"].iloc[0]).label
     figure.supxlabel(
@@ -241,7 +248,8 @@ def forest(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def _finish_forest_panel(ax: Axes, metric: str) -> None:
+def finish_forest_panel(ax: Axes, metric: str) -> None:
+    """Title a panel of differences, shade its better side and centre it on zero."""
     ax.set_title(metric_label(metric, arrow=True).replace("(%)", "(points)"))
     limit = 1.15 * np.abs(ax.get_xlim()).max()
     better_end = limit if metric in HIGHER_IS_BETTER else -limit

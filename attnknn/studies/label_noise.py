@@ -39,6 +39,7 @@ from attnknn.trained import TrainedRun
 
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
 CURVES = ("uniform", "uniform (tuned)", "distance (tuned)", "attention", "attention, transfer")
+DETECTORS = ("trust", "cleanlab")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
 
 
@@ -55,8 +56,8 @@ class NoiseStudy:
     """Measures of every method at every noise level.
 
     Attributes:
-        table: One row per seed, kind, rate, held-out labels, method and measure;
-            ``method="trust"`` carries the AUROC with which trust tells flipped rows from others.
+        table: One row per seed, kind, rate, held-out labels, method and measure; the methods
+            "trust" and "cleanlab" carry how well each tells flipped rows from others.
         probs: Level to method name to one table of test probabilities a seed.
         labels: True classes of the test rows.
     """
@@ -155,10 +156,21 @@ def curves(study: NoiseStudy, *, kind: str, held_out: str) -> pd.DataFrame:
 
 def noise_table(study: NoiseStudy) -> pd.DataFrame:
     """Return all methods' rows, sorted and with readable levels, for a printed table."""
-    table = study.table[study.table["method"] != "trust"]
+    table = study.table[~study.table["method"].isin(DETECTORS)]
     table = table.sort_values(["kind", "held_out", "rate"], kind="stable", ascending=True)
     shown = [f"{100 * rate:g} %" for rate in table["rate"]]
     return table.assign(noise=shown).rename(columns={"held_out": "held-out labels"})
+
+
+def comparisons(
+    study: NoiseStudy, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")
+) -> pd.DataFrame:
+    """Return every method's paired difference to the refitted attention, level by level."""
+    tables = [
+        compare_methods(probs, study.labels, "attention", metrics=metrics).assign(**level._asdict())
+        for level, probs in study.probs.items()
+    ]
+    return pd.concat(tables, ignore_index=True)
 
 
 def verdict(study: NoiseStudy, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:
@@ -192,17 +204,53 @@ def attention_standing(
 def _detection(
     bank: MemoryBank, true_labels: Int[np.ndarray, " N"], named: dict[str, object]
 ) -> list[dict[str, object]]:
-    """Return how well trust finds the flipped rows, as a row of the table; none without flips."""
+    """Return how well trust and its peer find the flipped rows; nothing without flips."""
     wrong = bank.labels.numpy() != true_labels
     if not wrong.any():
         return []
-    auroc = label_error_auroc(bank.view.trust.numpy(), wrong)
-    return [named | {"method": "trust", "metric": "auroc", "value": auroc}]
+    scores = {"trust": bank.view.trust.numpy(), "cleanlab": cleanlab_scores(bank)}
+    return [
+        named | {"method": method, "metric": metric, "value": measure(score, wrong)}
+        for method, score in scores.items()
+        for metric, measure in DETECTION.items()
+    ]
 
 
-def label_error_auroc(trust: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
-    """Return how well low trust tells wrong labels from right ones; 0.5 is chance."""
-    return float(roc_auc_score(wrong, -trust))
+def cleanlab_scores(bank: MemoryBank) -> Float[np.ndarray, " N"]:
+    """Return cleanlab's label quality of every memory row, from the same probabilities as trust.
+
+    The probabilities are the leave-one-out label shares around each row. With the self-confidence
+    score cleanlab would return trust itself; its margin, adjusted for class thresholds (confident
+    learning), is the peer.
+    """
+    from cleanlab.rank import get_label_quality_scores
+
+    return get_label_quality_scores(
+        bank.labels.numpy(),
+        bank.view.histograms.double().numpy(),
+        method="normalized_margin",
+        adjust_pred_probs=True,
+    )
+
+
+def label_error_auroc(quality: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
+    """Return how well a low quality tells wrong labels from right ones; 0.5 is chance."""
+    return float(roc_auc_score(wrong, -quality))
+
+
+def precision_at_rate(quality: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
+    """Return the share of wrong labels among the lowest qualities, as many as there are wrong.
+
+    Rows of equal quality count by their chance of being among them.
+    """
+    n_wrong = int(wrong.sum())
+    limit = np.partition(quality, n_wrong - 1)[n_wrong - 1]
+    below, level = quality < limit, quality == limit
+    drawn = (n_wrong - below.sum()) / level.sum()  # share of the level rows that is taken
+    return float((wrong[below].sum() + drawn * wrong[level].sum()) / n_wrong)
+
+
+DETECTION = {"auroc": label_error_auroc, "precision at the noise rate": precision_at_rate}
 
 
 def _with_clean_level(table: pd.DataFrame, kinds: Sequence[str]) -> pd.DataFrame:

@@ -11,11 +11,16 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from attnknn.baselines import fit_adaptive_k
+from attnknn.baselines import fit_adaptive_k, fit_baseline
 from attnknn.calibrate import apply_temperature, fit_temperature
 from attnknn.classify import Uniform, predict, predict_views
 from attnknn.compare import compare_methods
-from attnknn.measure import METRIC_NAMES, expected_calibration_error, reliability_table
+from attnknn.measure import (
+    METRIC_NAMES,
+    confusion_matrix,
+    expected_calibration_error,
+    reliability_table,
+)
 from attnknn.report import DisplayTable, pivot_mean_interval
 from attnknn.studies.contest import (
     METRICS,
@@ -132,8 +137,11 @@ def tta_predictions(
     others = embed_views(run, n_views=n_views, kind=kind)[1:]  # the first view is searched already
     views = [found.test, *(run.bank.search(rows, k) for rows in others)]
     uniform, attention = Uniform(min(k_baseline, k)), attention_at(run, found, k_eval)
+    here = found.nearest(k_eval)
+    tuned = fit_baseline("distance", here.held_out, here.held_out_labels)
     return {
         "uniform + TTA": predict_views(uniform, views),
+        "distance (tuned) + TTA": predict_views(tuned.method, views, calibration=tuned.calibration),
         "attention + TTA": predict_views(attention, views),
     }
 
@@ -154,6 +162,46 @@ def main_table(results: MainResults) -> DisplayTable:
     """Return methods against measures; bold where the best beats tuned distance weights."""
     rival = compare_methods(results.probs, results.labels, "distance (tuned)", metrics=METRICS)
     return pivot_mean_interval(results.table, comparison=rival)
+
+
+def per_class(
+    results: MainResults, class_names: Sequence[str], methods: Sequence[str] = RELIABILITY
+) -> pd.DataFrame:
+    """Return recall, precision and F1 of every class, averaged over the seeds, method by method."""
+    rows = []
+    for method in (name for name in methods if name in results.probs):
+        counts = [confusion_matrix(probs, results.labels) for probs in results.probs[method]]
+        shares = np.mean([_class_shares(each) for each in counts], axis=0)  # (3, C)
+        for name, recall, precision, f1 in zip(class_names, *shares, strict=True):
+            rows.append(
+                {
+                    "class": name,
+                    "method": method,
+                    "recall": recall,
+                    "precision": precision,
+                    "f1": f1,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def per_class_table(table: pd.DataFrame, *, value: str = "f1") -> pd.DataFrame:
+    """Return classes against methods, one value each, for print."""
+    wide = table.pivot(index="class", columns="method", values=value)
+    order = list(dict.fromkeys(table["class"])), list(dict.fromkeys(table["method"]))
+    return wide.reindex(index=order[0], columns=order[1]).reset_index().rename_axis(None, axis=1)
+
+
+def _class_shares(counts: Int[np.ndarray, "C C"]) -> Float[np.ndarray, "3 C"]:
+    """Return recall, precision and F1 of each class; 0 where nothing was there or predicted."""
+    right, true, said = np.diag(counts), counts.sum(axis=1), counts.sum(axis=0)
+    return np.stack(
+        [
+            right / np.maximum(true, 1),
+            right / np.maximum(said, 1),
+            2 * right / np.maximum(true + said, 1),
+        ]
+    )
 
 
 def reliability(

@@ -30,12 +30,12 @@ def neighbours_figure(
     labels = one.labels[0].numpy()
     if run.splits.kind != "image":
         return plot.neighbour_bars(weights, labels, **seen).figure
-    images = _drawable(run.splits.train.inputs[one.ids[0].numpy()])
-    own = _drawable(getattr(run.splits, part).inputs[query][None])[0]
+    images = drawable(run.splits.train.inputs[one.ids[0].numpy()])
+    own = drawable(getattr(run.splits, part).inputs[query][None])[0]
     return plot.neighbour_strip(own, images, weights, labels, query_note=note, **seen)
 
 
-def _drawable(images: np.ndarray) -> np.ndarray:
+def drawable(images: np.ndarray) -> np.ndarray:
     """Return (N, height, width[, 3]) bytes from (N, channels, height, width)."""
     moved = np.moveaxis(images, 1, -1)
     return moved[..., 0] if moved.shape[-1] == 1 else moved

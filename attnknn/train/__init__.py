@@ -2,11 +2,13 @@
 
 A run is data -> stage 1 (embedder) -> embeddings of every split -> stage 2 (attention, fitted on
 held-out queries). ``report.json`` is written last: a folder without it is unfinished and is taken
-up again where it stopped.
+up again where it stopped. ``python -m attnknn.train`` is the same as a command, also for several
+processes under ``torchrun``.
 """
 
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,12 @@ from safetensors.torch import save
 from attnknn.config import ConfigError, RunConfig, TrainingConfig
 from attnknn.data import Splits
 from attnknn.embed import embed, embed_with_logits
-from attnknn.files import locked_folder, read_json, write_atomic, write_json, write_text
+from attnknn.files import locked_folder, write_atomic, write_text
 from attnknn.fit import fit_attention
+from attnknn.parallel import ALONE, Group
 from attnknn.provenance import REPORT_NAME, provenance, save_report
-from attnknn.sources import own_files_stamp
 from attnknn.stage1 import Stage1
+from attnknn.train.ownership import check_data, check_own_files, claim
 from attnknn.trained import PARTS, TrainedRun, build_bank, choose_device, load_data, load_run
 
 # Settings of the neighbours' vote, which a classifier head does not have.
@@ -56,29 +59,48 @@ def train_run(config: RunConfig, folder: Path, *, progress: bool = True) -> Trai
     Raises:
         ConfigError: The folder belongs to another configuration.
     """
-    folder = Path(folder)
-    with locked_folder(folder):
-        _claim(folder, config)
-        if (folder / REPORT_NAME).exists():
-            _check_own_files(folder, config.data.dataset)
-        else:
-            _train(config, folder, progress=progress)
+    train_together(config, folder, ALONE, progress=progress)
     return load_run(folder)
 
 
-def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
+def train_together(config: RunConfig, folder: Path, group: Group, *, progress: bool = True) -> None:
+    """Train as one of several processes; the first one alone reads and writes the folder.
+
+    Args:
+        config: The whole configuration, the same in all processes.
+        folder: As for `train_run`.
+        group: The processes; every one of them makes this call.
+        progress: Show progress bars.
+    """
+    folder, progress = Path(folder), progress and group.is_first
+    with locked_folder(folder) if group.is_first else nullcontext():
+        is_finished = group.from_first(_is_finished(folder, config) if group.is_first else None)
+        if not is_finished:
+            _train(config, folder, group, progress=progress)
+
+
+def _is_finished(folder: Path, config: RunConfig) -> bool:
+    """Take the folder for this configuration, and tell whether it is complete."""
+    claim(folder, config)
+    if not (folder / REPORT_NAME).exists():
+        return False
+    check_own_files(folder, config.data.dataset)
+    return True
+
+
+def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> None:
     """Fill a folder; its report comes last."""
     origin = provenance()  # now: the code on disk may change while this process runs
-    _say_unused(config)
-    splits = load_data(config)
-    _check_data(folder, splits, config.data.dataset)
-    device = choose_device(config.training.device)
-    stage = Stage1(config, splits, device=device)
+    splits = _load_in_turn(config, folder, group)
+    device = group.device(choose_device(config.training.device))
+    stage = Stage1(config, splits, device=device, group=group)
     history = _train_stage1(stage, folder, progress=progress)
     start = time.perf_counter()
     tensors = _embed_parts(stage, splits, progress=progress)
     if config.training.objective == "joint" and config.training.cnn_baseline:
-        tensors |= _cnn_logits(config, splits, device, folder / "cnn.pt", progress=progress)
+        tensors |= _cnn_logits(stage, splits, folder / "cnn.pt", progress=progress)
+    if not group.is_first:
+        return
     _write_tensors(folder / "embedder.safetensors", stage.embedder.state_dict())
     _write_tensors(folder / "embeddings.safetensors", tensors)
     fit_start = time.perf_counter()
@@ -95,41 +117,16 @@ def _train(config: RunConfig, folder: Path, *, progress: bool) -> None:
         (folder / checkpoint).unlink(missing_ok=True)
 
 
-def _claim(folder: Path, config: RunConfig) -> None:
-    """Write the configuration first thing, or refuse a folder that has another one."""
-    path, wanted = folder / "config.json", config.flat()
-    if not path.exists():
-        write_json(path, wanted)
-        return
-    # A setting that did not exist when the folder was made had its default value.
-    found = RunConfig().flat() | read_json(path)
-    other = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
-    if other:
-        changes = ", ".join(f"{n}: {found.get(n)!r} -> {wanted.get(n)!r}" for n in other)
-        raise ConfigError(
-            f"{folder} was made with another configuration ({changes}); use another folder"
-        )
-
-
-def _check_data(folder: Path, splits: Splits, dataset: str) -> None:
-    """Note which rows a folder is made from, or refuse to go on with others."""
-    path = folder / "data.json"
-    if not path.exists():
-        stamp = own_files_stamp(dataset)
-        facts = {"source": splits.source, "fingerprint": splits.fingerprint, "own_files": stamp}
-        write_json(path, facts)
-    elif read_json(path)["fingerprint"] != splits.fingerprint:
-        raise ConfigError(f"{folder} was begun with other rows of {dataset}; use another folder")
-
-
-def _check_own_files(folder: Path, dataset: str) -> None:
-    """Refuse a finished folder whose own data files have changed since."""
-    path = folder / "data.json"
-    stamp = read_json(path).get("own_files") if path.exists() else None
-    if stamp is not None and stamp != own_files_stamp(dataset):
-        raise ConfigError(
-            f"{dataset} has changed since {folder} was made from it; use another folder"
-        )
+def _load_in_turn(config: RunConfig, folder: Path, group: Group) -> Splits:
+    """Return the rows; the first process goes ahead, as it may have to fetch them."""
+    if not group.is_first:
+        group.from_first()
+        return load_data(config)
+    _say_unused(config)
+    splits = load_data(config)
+    check_data(folder, splits, config.data.dataset)
+    group.from_first()
+    return splits
 
 
 def _say_unused(config: RunConfig) -> None:
@@ -160,31 +157,39 @@ def _embed_parts(stage: Stage1, splits: Splits, *, progress: bool) -> dict[str, 
     """Return rows, labels and head logits of all splits, from one pass over the data."""
     tensors = {}
     has_head = stage.config.training.objective == "cross_entropy" and stage.epoch > 0
+    options = {"device": stage.device, "progress": progress}
     for part in PARTS:
-        split, options = getattr(splits, part), {"device": stage.device, "progress": progress}
-        if has_head:
+        split = getattr(splits, part)
+
+        def embedded(share: slice, inputs: Any = split.inputs) -> torch.Tensor:
+            if not has_head:
+                return torch.from_numpy(embed(stage.embedder, inputs[share], **options))
             head = stage.objective.network
-            rows, logits = embed_with_logits(stage.embedder, head, split.inputs, **options)
-            tensors[f"{part}_logits"] = torch.from_numpy(logits)
-        else:
-            rows = embed(stage.embedder, split.inputs, **options)
-        tensors[f"{part}_rows"] = torch.from_numpy(rows)
+            pair = embed_with_logits(stage.embedder, head, inputs[share], **options)
+            return torch.from_numpy(np.concatenate(pair, axis=1))
+
+        both = stage.group.compute(len(split), embedded)  # (N, D) or (N, D + C)
+        width = stage.embedder.embed_dim
+        if has_head:
+            tensors[f"{part}_logits"] = both[:, width:].contiguous()
+        tensors[f"{part}_rows"] = both[:, :width].contiguous()
         tensors[f"{part}_labels"] = torch.from_numpy(split.labels)
     return tensors
 
 
 def _cnn_logits(
-    config: RunConfig, splits: Splits, device: torch.device, checkpoint: Path, *, progress: bool
+    stage: Stage1, splits: Splits, checkpoint: Path, *, progress: bool
 ) -> dict[str, torch.Tensor]:
     """Train the same backbone on a classifier head, with the same budget, and return its logits.
 
     Same epochs, batches, augmentation, optimiser and rates as the joint training: what is left of
     a gap between the two is the gap between the objectives.
     """
-    training = replace(config.training, objective="cross_entropy", head="linear")
-    stage = Stage1(replace(config, training=training), splits, device=device)
-    stage.run(checkpoint, progress=progress)
-    tensors = _embed_parts(stage, splits, progress=progress)
+    training = replace(stage.config.training, objective="cross_entropy", head="linear")
+    config = replace(stage.config, training=training)
+    other = Stage1(config, splits, device=stage.device, group=stage.group)
+    other.run(checkpoint, progress=progress)
+    tensors = _embed_parts(other, splits, progress=progress)
     return {name: tensor for name, tensor in tensors.items() if name.endswith("_logits")}
 
 
@@ -247,6 +252,7 @@ def _write_report(
         rows={part: len(getattr(splits, part)) for part in PARTS},
         pretrained=stage.embedder.pretrained_used,
         parameters=sum(p.numel() for p in stage.embedder.parameters()),
+        processes=stage.group.size,
         origin=origin,
     )
 

@@ -1,0 +1,223 @@
+"""The machinery under the classifier's methods: checked arguments, fitting, searching, voting."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import faiss
+import numpy as np
+import pandas as pd
+import torch
+from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted
+
+from attnknn.calibrate import apply_calibration
+from attnknn.checks import check_count, check_one_of, check_range
+from attnknn.choices import BACKBONE_NAMES
+from attnknn.classify import at_k, normalised
+from attnknn.estimator.embedding import METRICS, takes_images
+from attnknn.estimator.fitting import NARROW, Data, Fitted, Plan, fit_all, stretch_scores
+from attnknn.estimator.inputs import (
+    check_classes,
+    check_rows,
+    check_weights,
+    distinct_rows,
+    mixed_number_columns,
+    n_rows_of,
+    take,
+)
+from attnknn.estimator.ledger import GONE, Ledger
+from attnknn.neighbours import Neighbours
+
+MISSING = ("error", "impute")
+NEW_CLASSES = ("error", "add")
+QUERY_BLOCK = 4096  # rows searched and weighed at a time: bounds the memory of a prediction
+
+
+class Machinery(BaseEstimator):
+    """What the public methods are made of; the parameters stand in ``AttnKNNClassifier``."""
+
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, classes: Any) -> "Machinery":
+        plan = self._plan()
+        rows = self._checked(X, reset=True)
+        labels = check_classes(y, n_rows_of(rows))
+        known = labels if classes is None else check_classes(classes, len(classes))
+        self.classes_ = np.unique(known)
+        if unknown := np.setdiff1d(labels, self.classes_).tolist():
+            raise ValueError(f"y must hold no class outside of classes, got {unknown}")
+        weights = self._weights(sample_weight, labels)
+        codes = np.searchsorted(self.classes_, labels)
+        _check_enough(self.classes_, codes[weights > 0])
+        first, entries = self._entries(rows, codes, weights)
+        self._ledger = Ledger(entries, weights)
+        inputs = take(rows, first)
+        data = Data(
+            inputs=inputs,
+            labels=codes[first],
+            weights=self._ledger.row_weights(),
+            n_classes=len(self.classes_),
+            is_table=_is_table(inputs),
+        )
+        self._say_lowered(len(first))
+        with self._threads():
+            self._set_fitted(fit_all(data, plan))
+        return self
+
+    def _set_fitted(self, fitted: Fitted) -> None:
+        self._fitted = fitted
+        place = np.argsort(fitted.order)  # memory row of each distinct row
+        entries = self._ledger.entries
+        moved = np.where(entries == GONE, GONE, place[entries])
+        self._ledger = Ledger(moved, self._ledger.weights)
+        self.memory_ = fitted.bank
+        self.embedder_ = fitted.name
+        self.n_neighbors_ = fitted.learned.method.k
+        self.label_noise_ = fitted.learned.label_error
+
+    def _plan(self) -> Plan:
+        """Return what was asked for, or refuse it."""
+        if self.n_neighbors != "auto":
+            check_count("n_neighbors", self.n_neighbors)
+        if not callable(self.embedder) and not str(self.embedder).startswith("timm:"):
+            check_one_of("embedder", self.embedder, ("auto", *BACKBONE_NAMES))
+        check_one_of("metric", self.metric, ("auto", *METRICS))
+        check_one_of("missing", self.missing, MISSING)
+        check_one_of("new_classes", self.new_classes, NEW_CLASSES)
+        if self.label_noise != "auto":
+            check_range("label_noise", self.label_noise, low=0, high=1, high_open=True)
+        return Plan(
+            embedder=self.embedder,
+            metric=self.metric,
+            n_neighbours=None if self.n_neighbors == "auto" else int(self.n_neighbors),
+            label_noise=None if self.label_noise == "auto" else float(self.label_noise),
+            impute=self.missing == "impute",
+            training=self.training or {},
+            trust_neighbours=check_count("trust_neighbours", self.trust_neighbours),
+            index=self.index,
+            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            progress=self.verbose > 0,
+        )
+
+    def _checked(self, X: Any, *, reset: bool = False) -> Any:
+        """Return checked rows; an embedder of the user's own gets them as they are."""
+        if callable(self.embedder):
+            return X
+        rows = check_rows(
+            self,
+            X,
+            reset=reset,
+            allow_missing=self.missing == "impute",
+            images=takes_images(self.embedder),
+            number_columns=getattr(self, "_number_columns", None),
+        )
+        if reset:
+            is_table = isinstance(rows, pd.DataFrame)
+            self._number_columns = mixed_number_columns(rows) if is_table else None
+        return rows
+
+    def _weights(self, sample_weight: Any, labels: np.ndarray) -> np.ndarray:
+        return check_weights(
+            sample_weight, labels, classes=self.classes_, class_weight=self.class_weight
+        )
+
+    def _entries(
+        self, rows: Any, codes: np.ndarray, weights: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return one row of each set of copies, and the set of every row; weight 0 is in none."""
+        counted = np.flatnonzero(weights > 0)
+        if not len(counted):
+            raise ValueError("sample_weight must be above 0 for some rows, got none")
+        entries = np.full(len(weights), GONE)
+        if callable(self.embedder):  # what the rows are is known to the embedder alone
+            entries[counted] = np.arange(len(counted))
+            return counted, entries
+        first, entries[counted] = distinct_rows(take(rows, counted), codes[counted])
+        return counted[first], entries
+
+    def _meet_classes(self, unknown: np.ndarray) -> None:
+        """Add classes that have not been seen, or refuse them."""
+        if not len(unknown):
+            return
+        if check_one_of("new_classes", self.new_classes, NEW_CLASSES) == "error":
+            raise ValueError(
+                f"y must hold known classes, got {unknown.tolist()}; new_classes='add' lets "
+                "partial_fit add classes"
+            )
+        old, self.classes_ = self.classes_, np.union1d(self.classes_, unknown)
+        codes = np.searchsorted(self.classes_, old)
+        self.memory_.rename_classes(codes, n_classes=len(self.classes_))
+        learned = self._fitted.learned
+        probs = np.zeros((len(learned.probs), len(self.classes_)))
+        probs[:, codes] = learned.probs
+        self._fitted = replace(
+            self._fitted,
+            learned=replace(learned, probs=probs),
+            held_out_labels=codes[self._fitted.held_out_labels],
+        )
+
+    def _say_lowered(self, n_rows: int) -> None:
+        if self.n_neighbors != "auto" and self.n_neighbors > n_rows:
+            warnings.warn(
+                f"n_neighbors={self.n_neighbors} is lowered to the {n_rows} distinct rows",
+                stacklevel=4,
+            )
+
+    def _neighbours(self, X: Any, *, k: int | None = None) -> Neighbours:
+        """Return the neighbours of new rows."""
+        check_is_fitted(self)
+        rows = self._checked(X)
+        with self._threads():
+            queries = self._fitted.embedding.rows(rows, progress=self.verbose > 0)
+            return self._search(queries, self._voters if k is None else k)
+
+    def _search(self, queries: np.ndarray, k: int, own: np.ndarray | None = None) -> Neighbours:
+        found = self.memory_.search(queries, k, exclude_ids=own)
+        return stretch_scores(found, self._fitted.stretch)
+
+    @property
+    def _voters(self) -> int:
+        """Neighbours that vote; rows may have been forgotten since ``fit``."""
+        return min(self.n_neighbors_, len(self.memory_))
+
+    def _probs(self, neighbours: Neighbours) -> np.ndarray:
+        """Return calibrated probabilities."""
+        learned = self._fitted.learned
+        with self._threads():
+            votes = normalised(at_k(learned.method, neighbours.k).votes(neighbours))
+        return apply_calibration(votes, learned.calibration)
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Hold torch and FAISS to ``n_jobs`` threads, where it is given."""
+        if self.n_jobs is None:
+            yield
+            return
+        before = torch.get_num_threads(), faiss.omp_get_max_threads()
+        n_threads = effective_n_jobs(self.n_jobs)
+        torch.set_num_threads(n_threads)
+        faiss.omp_set_num_threads(n_threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before[0])
+            faiss.omp_set_num_threads(before[1])
+
+
+def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:
+    present = len(np.unique(codes))
+    if present < 2:
+        raise ValueError(
+            "y must hold at least 2 classes (with weight above 0), "
+            f"got {present} class out of {len(classes)}"
+        )
+
+
+def _is_table(rows: Any) -> bool:
+    """Return whether columns have meanings of their own: a data frame, or a narrow array."""
+    if isinstance(rows, pd.DataFrame):
+        return True
+    return isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.shape[1] <= NARROW

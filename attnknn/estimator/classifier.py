@@ -1,0 +1,196 @@
+"""The classifier: scikit-learn's API over memory, attention and calibration.
+
+Axes of what comes back: N rows, K neighbours of each, C classes.
+"""
+
+from typing import Any
+
+import numpy as np
+from sklearn.base import ClassifierMixin
+from sklearn.utils import Tags
+from sklearn.utils.validation import check_is_fitted
+
+from attnknn.checks import check_count, check_range
+from attnknn.estimator.inputs import check_classes, n_rows_of, take
+from attnknn.estimator.insight import Insight
+from attnknn.estimator.store import Store
+from attnknn.parts import euclidean_distances
+
+
+class AttnKNNClassifier(ClassifierMixin, Insight, Store):
+    """A nearest-neighbour classifier that learns how much each neighbour counts.
+
+    Training rows become a memory of unit rows. Attention over a query's neighbours, the share of
+    wrong labels and a last calibration are learned inside ``fit`` from rows that are left out of
+    their own neighbourhood, or held out from the training of the embedder. No other rows are seen.
+
+    ``embedder="auto"`` keeps the features and chooses the metric (cosine, Euclidean, Euclidean of
+    standardised or of rank-transformed columns) that predicts left-out rows best. Where the rows
+    are a table (a data frame, or at most 100 columns) of at least 1 000 distinct rows, a network
+    ("mlp-periodic") is trained too, and taken where it predicts held-out rows better.
+
+    Args:
+        n_neighbors: Neighbours that vote. "auto" takes half of an average class, 5 to 50.
+        embedder: "auto"; "identity" (features as they are); a backbone of ``attnknn.backbones``,
+            trained in ``fit``; or a function from rows to numbers of your own.
+        metric: "auto", "cosine", "euclidean", "standardised" or "quantile", where nothing is
+            trained.
+        label_noise: Share of training labels that are wrong. "auto" estimates it.
+        class_weight: Class to weight, or "balanced"; multiplies the sample weights.
+        missing: "error" refuses missing numbers, "impute" puts the column's median in their place.
+            A missing category is a category of its own.
+        new_classes: Whether ``partial_fit`` may "add" classes or calls them an "error".
+        reject_below: ``predict`` abstains where the largest probability is smaller.
+        reject_label: What it answers then.
+        training: Settings of the embedder's training by name, such as ``{"epochs": 20}``.
+        trust_neighbours: How many neighbours judge a training row's label.
+        index: How neighbours are searched: "auto", "flat_ip", "flat_l2", "hnsw", "matmul" or a
+            FAISS factory string.
+        n_jobs: Threads; None leaves that to torch and FAISS, -1 takes all processors.
+        random_state: Seed, generator or None.
+        verbose: Above 0, show progress bars.
+
+    Attributes:
+        classes_: The classes, sorted.
+        n_features_in_: Columns seen in ``fit``.
+        feature_names_in_: Their names, where they have names.
+        embedder_: Metric or backbone that is in use.
+        n_neighbors_: Neighbours that vote.
+        label_noise_: Share of wrong labels that was corrected for; 0 where nothing was.
+        memory_: The ``MemoryBank``. Rows that are copies of each other are one row of it.
+    """
+
+    # Any value is taken here and checked in ``fit``, as scikit-learn's searches and clones expect.
+    def __init__(
+        self,
+        n_neighbors: Any = "auto",
+        *,
+        embedder: Any = "auto",
+        metric: Any = "auto",
+        label_noise: Any = "auto",
+        class_weight: Any = None,
+        missing: Any = "error",
+        new_classes: Any = "error",
+        reject_below: Any = None,
+        reject_label: Any = None,
+        training: Any = None,
+        trust_neighbours: Any = 20,
+        index: Any = "auto",
+        n_jobs: Any = None,
+        random_state: Any = None,
+        verbose: Any = 0,
+    ) -> None:
+        self.n_neighbors = n_neighbors
+        self.embedder = embedder
+        self.metric = metric
+        self.label_noise = label_noise
+        self.class_weight = class_weight
+        self.missing = missing
+        self.new_classes = new_classes
+        self.reject_below = reject_below
+        self.reject_label = reject_label
+        self.training = training
+        self.trust_neighbours = trust_neighbours
+        self.index = index
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Tags:
+        """Return what scikit-learn may expect."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "impute"
+        tags.input_tags.sparse = False
+        return tags
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> "AttnKNNClassifier":
+        """Learn from labelled rows.
+
+        Args:
+            X: Numbers, a pandas or Polars data frame (other columns than numbers are categories),
+                images for an image backbone, or whatever an embedder of your own takes.
+            y: Labels, strings or integers.
+            sample_weight: How much each row counts; 2 is the same as coming twice.
+        """
+        return self._fit(X, y, sample_weight, classes=None)
+
+    def partial_fit(
+        self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None
+    ) -> "AttnKNNClassifier":
+        """Add rows to the memory; attention, calibration and embedder stay as they are.
+
+        Args:
+            X: More rows, with the columns of ``fit``. On a new classifier this is ``fit``.
+            y: Their labels.
+            classes: All classes that will ever come; read by the first call alone.
+            sample_weight: How much each row counts.
+        """
+        if not self.__sklearn_is_fitted__():
+            return self._fit(X, y, sample_weight, classes=classes)
+        rows = self._checked(X)
+        labels = check_classes(y, n_rows_of(rows))
+        self._meet_classes(np.setdiff1d(labels, self.classes_))
+        weights = self._weights(sample_weight, labels)
+        first, entries = self._entries(rows, np.searchsorted(self.classes_, labels), weights)
+        with self._threads():
+            added = self._fitted.embedding.rows(take(rows, first))
+            self.memory_.add(added, np.searchsorted(self.classes_, labels[first]))
+        self._ledger = self._ledger.grown(entries, weights)
+        self.memory_.reweigh(self._ledger.row_weights())
+        return self
+
+    def forget(self, ids: Any) -> "AttnKNNClassifier":
+        """Take rows out of the memory, by their place in what ``fit`` and ``partial_fit`` got.
+
+        Other rows keep their ids. What was learned stays: fit anew to take its traces out too.
+        """
+        check_is_fitted(self)
+        ids = np.unique(np.atleast_1d(np.asarray(ids)))
+        self._ledger, removed = self._ledger.without(ids)
+        if len(removed):
+            self.memory_.remove(removed)
+        self.memory_.reweigh(self._ledger.row_weights())
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Return calibrated class probabilities, (N, C), in the order of ``classes_``."""
+        return self._probs(self._neighbours(X))
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Return the logarithm of ``predict_proba``; every class has some probability."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Return the most probable class of each row, or ``reject_label`` where it abstains."""
+        probs = self.predict_proba(X)
+        labels = self.classes_[probs.argmax(axis=1)]
+        if self.reject_below is None:
+            return labels
+        check_range("reject_below", self.reject_below, low=0, high=1)
+        answered = probs.max(axis=1) >= self.reject_below
+        return np.where(answered, labels.astype(object), self.reject_label)
+
+    def kneighbors(
+        self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Return the ids of each row's nearest training rows; copies are found once.
+
+        Args:
+            X: Rows; None asks for the neighbours of every memory row, itself left out.
+            n_neighbors: How many; as many as vote by default.
+            return_distance: Return Euclidean distances between unit rows too, before the ids.
+        """
+        check_is_fitted(self)
+        k = self.n_neighbors_ if n_neighbors is None else check_count("n_neighbors", n_neighbors)
+        if X is None:
+            own = np.arange(len(self.memory_))
+            found = self._search(self.memory_.rows.numpy(), k, own)
+        else:
+            found = self._neighbours(X, k=k)
+        ids = self._ledger.first_ids()[found.ids.numpy()]
+        cosines = 1 - (1 - found.scores) / self._fitted.stretch
+        return (euclidean_distances(cosines).numpy(), ids) if return_distance else ids
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Return whether ``fit`` has been called."""
+        return hasattr(self, "memory_")

@@ -1,0 +1,195 @@
+"""Inputs: whatever a user hands over becomes checked rows, labels and row weights.
+
+Axes: N rows, F features, C classes.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator
+from sklearn.utils import _safe_indexing, compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    _num_samples,
+    check_array,
+    column_or_1d,
+    validate_data,
+)
+
+from attnknn.rows import duplicate_groups
+from attnknn.tables import MAX_CATEGORIES, is_number
+
+LARGEST = 1e15  # the squares of larger numbers, and sums of them, leave single precision
+Rows = np.ndarray | pd.DataFrame
+
+
+def check_rows(
+    estimator: BaseEstimator,
+    rows: Any,
+    *,
+    reset: bool,
+    allow_missing: bool,
+    images: bool,
+    number_columns: list[str] | None,
+) -> Rows:
+    """Return a finite float array, a table with categories, or uint8 images.
+
+    Args:
+        estimator: Remembers the number and the names of the features.
+        rows: Array-like, pandas or Polars table, or images.
+        reset: True in ``fit``: the features are those of this estimator from now on.
+        allow_missing: Let NaN pass.
+        images: Expect (N, channels, height, width).
+        number_columns: After ``fit`` on a table with categories: its columns of numbers.
+    """
+    if images:
+        return _check_images(estimator, rows, reset=reset)
+    frame = _as_frame(rows)
+    if reset:
+        number_columns = mixed_number_columns(frame)
+    if number_columns is None:
+        return _check_array(estimator, rows, frame, reset=reset, allow_missing=allow_missing)
+    if frame is None:
+        raise ValueError(f"X must be a data frame, as in fit, got {type(rows).__name__}")
+    validate_data(estimator, frame, reset=reset, skip_check_array=True)
+    return _check_table(frame, number_columns, allow_missing=allow_missing)
+
+
+def _as_frame(rows: Any) -> pd.DataFrame | None:
+    """Return a pandas or Polars data frame as a pandas one; None for all else."""
+    if hasattr(rows, "to_pandas"):  # Polars
+        rows = rows.to_pandas()
+    if not isinstance(rows, pd.DataFrame):
+        return None
+    if not rows.columns.is_unique:
+        raise ValueError(f"X must have columns of different names, got {list(rows.columns)}")
+    return rows.reset_index(drop=True)
+
+
+def mixed_number_columns(frame: pd.DataFrame | None) -> list[str] | None:
+    """Return the columns of numbers of a frame that has others too; None for all else."""
+    if frame is None or all(is_number(frame[name]) for name in frame):
+        return None
+    return [str(name) for name in frame if is_number(frame[name])]
+
+
+def _check_array(
+    estimator: BaseEstimator,
+    rows: Any,
+    frame: pd.DataFrame | None,
+    *,
+    reset: bool,
+    allow_missing: bool,
+) -> Float[np.ndarray, "N F"]:
+    if mixed_number_columns(frame) is not None:
+        others = [name for name in frame if not is_number(frame[name])]
+        raise ValueError(f"X must hold numbers alone, as in fit, got other columns {others}")
+    checked = validate_data(
+        estimator,
+        rows,
+        reset=reset,
+        dtype=[np.float64, np.float32],
+        ensure_all_finite="allow-nan" if allow_missing else True,
+    )
+    _check_size(checked)
+    # Zero has two signs, and rows that differ by it alone are the same row.
+    return checked + checked.dtype.type(0)
+
+
+def _check_table(
+    table: pd.DataFrame, number_columns: list[str], *, allow_missing: bool
+) -> pd.DataFrame:
+    if not len(table):
+        raise ValueError("X must have at least one row, got Found array with 0 sample(s)")
+    for name in table:
+        if str(name) in number_columns:
+            if not is_number(table[name]):
+                raise ValueError(f"column {name!r} must hold numbers, as in fit")
+            values = table[name].to_numpy(np.float64, na_value=np.nan)[:, None]
+            finite = "allow-nan" if allow_missing else True
+            check_array(values, ensure_all_finite=finite, input_name=f"column {name!r}")
+            _check_size(values)
+        elif table[name].nunique() > MAX_CATEGORIES:
+            raise ValueError(
+                f"column {name!r} must hold at most {MAX_CATEGORIES} categories, "
+                f"got {table[name].nunique()} (leave out names and ids)"
+            )
+    return table
+
+
+def _check_size(values: np.ndarray) -> None:
+    largest = np.nanmax(np.abs(values), initial=0.0)
+    if largest > LARGEST:
+        raise ValueError(f"X must hold numbers of size at most {LARGEST:g}, got {largest:g}")
+
+
+def _check_images(estimator: BaseEstimator, rows: Any, *, reset: bool) -> np.ndarray:
+    images = np.asarray(rows)
+    if images.ndim != 4 or images.dtype != np.uint8 or not len(images):
+        raise ValueError(
+            "X must be uint8 images of shape (N, channels, height, width) for this embedder, "
+            f"got {images.dtype} of shape {images.shape}"
+        )
+    validate_data(estimator, images.reshape(len(images), -1), reset=reset, skip_check_array=True)
+    return images
+
+
+def check_classes(labels: Any, n_rows: int) -> np.ndarray:
+    """Return labels as a vector of class names, whatever their type."""
+    if labels is None:
+        raise ValueError("requires y to be passed, but the target y is None")
+    labels = column_or_1d(labels, warn=True)
+    if pd.isna(labels).any() or (labels.dtype.kind == "f" and np.isinf(labels).any()):
+        raise ValueError("y must not contain NaN, None or infinity, which are no labels")
+    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
+        raise ValueError(f"Input y contains infinity or a value too large for {labels.dtype!r}.")
+    check_classification_targets(labels)
+    if len(labels) != n_rows:
+        raise ValueError(f"y must have one label a row, got {len(labels)} for {n_rows} rows")
+    return labels
+
+
+def check_weights(
+    sample_weight: Any,
+    labels: np.ndarray,
+    *,
+    classes: np.ndarray,
+    class_weight: dict | str | None,
+) -> Float[np.ndarray, "N"]:
+    """Return how much each row counts: its own weight times that of its class."""
+    weights = _check_sample_weight(sample_weight, labels, ensure_non_negative=True)
+    if class_weight is None:
+        return weights.astype(np.float64)
+    of_class = compute_class_weight(class_weight, classes=classes, y=labels)
+    if not (np.isfinite(of_class) & (of_class >= 0)).all():
+        raise ValueError(f"class_weight must not be negative, got {class_weight=}")
+    return weights * of_class[np.searchsorted(classes, labels)]
+
+
+def n_rows_of(rows: Any) -> int:
+    """Return the number of rows of anything that has a length."""
+    return _num_samples(rows)
+
+
+def distinct_rows(
+    rows: Rows, codes: Int[np.ndarray, "N"]
+) -> tuple[Int[np.ndarray, "M"], Int[np.ndarray, "N"]]:
+    """Return one row of each set of copies (same inputs, same label), and the set of every row.
+
+    The sets are ordered by what is in them. So neither the order of the rows nor whether a row
+    comes twice or with twice the weight changes anything that is learned, and a row that is left
+    out of its own neighbourhood is left out with all of its copies.
+    """
+    keys = duplicate_groups(rows) * (int(codes.max()) + 1) + codes
+    _, first, entry = np.unique(keys, return_index=True, return_inverse=True)
+    return first, entry
+
+
+def take(rows: Any, ids: Int[np.ndarray, "M"]) -> Any:
+    """Return some of the rows of an array, a table or a list."""
+    if isinstance(rows, pd.DataFrame):
+        return rows.iloc[ids].reset_index(drop=True)
+    return _safe_indexing(rows, ids)

@@ -1,0 +1,193 @@
+"""Problems: a data set, split by a seed, with a share of all training labels flipped.
+
+Axes: N training rows, T test rows, F features.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int
+from sklearn.decomposition import PCA
+
+from attnknn.checks import nearest_name
+from attnknn.corrupt import flip_labels
+from attnknn.ownfiles import read_own
+from attnknn.readers import READERS
+from attnknn.rows import TEST, Rows, draw_rows, duplicate_groups
+from attnknn.studies.pictures import drawable
+from attnknn.tables import fit_table_encoder
+from attnknn.trained import load_run
+
+PCA_WIDTH = 64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Rows to fit on and rows to be judged on.
+
+    Attributes:
+        inputs: Training rows as a user would hand them over: a data frame or an array.
+        features: The same as numbers, one-hot and not scaled, for methods that need numbers.
+        labels: Training labels, some of them wrong where noise was asked for.
+        flipped: Which of them are wrong.
+        test_inputs: Rows to be judged on.
+        test_features: The same as numbers.
+        test_labels: Their true labels.
+        class_names: Name of each class.
+        pictures: Training rows as images (N, height, width), where they are images.
+        test_pictures: The same of the test rows.
+    """
+
+    inputs: Any
+    features: Float[np.ndarray, "N F"]
+    labels: Int[np.ndarray, " N"]
+    flipped: np.ndarray
+    test_inputs: Any
+    test_features: Float[np.ndarray, "T F"]
+    test_labels: Int[np.ndarray, " T"]
+    class_names: tuple[str, ...]
+    pictures: np.ndarray | None = None
+    test_pictures: np.ndarray | None = None
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A data set in two parts, nothing flipped and nothing fitted."""
+
+    train: Any
+    labels: Int[np.ndarray, " N"]
+    test: Any
+    test_labels: Int[np.ndarray, " T"]
+    class_names: tuple[str, ...]
+
+
+def load_problem(
+    name: str,
+    *,
+    seed: int,
+    noise: float = 0.0,
+    cifar_run: Path | None = None,
+    label_column: str = "label",
+) -> Problem:
+    """Return a data set with a share of wrong training labels.
+
+    Args:
+        name: One of ``PROBLEMS``, or the path of your own files.
+        seed: Draws the test rows, where the data set fixes none, and the wrong labels.
+        noise: Share of training labels that is flipped to any other class.
+        cifar_run: A trained run; its held-out and test rows are the CIFAR-10 embeddings. (Rows its
+            embedder was trained on are tidier than rows to come.)
+        label_column: Own tables: the column that holds the label.
+    """
+    if name in PROBLEMS:
+        parts = PROBLEMS[name](seed, cifar_run)
+    elif Path(name).exists():
+        parts = _split(read_own(Path(name), label_column=label_column, image_size=None), seed)
+    else:
+        raise ValueError(
+            f"name must be one of {', '.join(PROBLEMS)}, or an existing path, "
+            f"got {name=}{nearest_name(name, PROBLEMS)}"
+        )
+    n_classes = len(parts.class_names)
+    noisy = flip_labels(parts.labels, noise, n_classes=n_classes, seed=seed)
+    train, test, pictures = _flattened(parts.train), _flattened(parts.test), [None, None]
+    if np.ndim(parts.train) == 4:
+        pictures = [drawable(part) for part in (parts.train, parts.test)]
+    features, test_features = _as_numbers(train, test)
+    return Problem(
+        inputs=train,
+        features=features,
+        labels=noisy,
+        flipped=noisy != parts.labels,
+        test_inputs=test,
+        test_features=test_features,
+        test_labels=parts.test_labels,
+        class_names=parts.class_names,
+        pictures=pictures[0],
+        test_pictures=pictures[1],
+    )
+
+
+def _flattened(rows: Any) -> Any:
+    """Return images as rows of pixels in [0, 1]; everything else as it is."""
+    if np.ndim(rows) != 4:
+        return rows
+    return rows.reshape(len(rows), -1).astype(np.float32) / 255
+
+
+def _as_numbers(train: Any, test: Any) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(train, pd.DataFrame):
+        return np.asarray(train, dtype=np.float32), np.asarray(test, dtype=np.float32)
+    encoder = fit_table_encoder(train)  # NOTE: training rows alone
+    return encoder.encode(train), encoder.encode(test)
+
+
+def _split(rows: Rows, seed: int) -> Parts:
+    """Return the data set's own split, or one in which no copy of a test row is learned from."""
+    if rows.part is not None and (rows.part == TEST).any():
+        is_test = rows.part == TEST
+    else:
+        n_test = max(len(rows.class_names), round(rows.test_share * len(rows.labels)))
+        groups = duplicate_groups(rows.inputs)
+        drawn = draw_rows(rows.labels, n_test, seed=(seed, TEST), groups=groups)
+        is_test = np.isin(np.arange(len(rows.labels)), drawn)
+    train, test = rows.inputs[~is_test], rows.inputs[is_test]
+    if isinstance(train, pd.DataFrame):
+        train, test = train.reset_index(drop=True), test.reset_index(drop=True)
+    labels, test_labels = rows.labels[~is_test], rows.labels[is_test]
+    return Parts(train, labels, test, test_labels, rows.class_names)
+
+
+def _table(name: str) -> Callable:
+    return lambda seed, _: _split(READERS[name](), seed)
+
+
+def _bundled(name: str) -> Callable:
+    """Return a loader of a table that comes with scikit-learn."""
+
+    def load(seed: int, _: Path | None) -> Parts:
+        from sklearn import datasets
+
+        bunch = getattr(datasets, f"load_{name}")()
+        names = tuple(map(str, bunch.target_names))
+        labels = bunch.target.astype(np.int64)
+        return _split(Rows("table", bunch.data, labels, names, "scikit-learn"), seed)
+
+    return load
+
+
+def _mnist(seed: int, _: Path | None) -> Parts:
+    parts = _split(READERS["mnist"](), seed)
+    axes = PCA(PCA_WIDTH, random_state=seed).fit(_flattened(parts.train))
+    train, test = (axes.transform(_flattened(part)) for part in (parts.train, parts.test))
+    return replace(parts, train=train, test=test)
+
+
+def _cifar10(seed: int, run: Path | None) -> Parts:
+    if run is None:
+        raise ValueError("cifar_run must be the folder of a trained run, got cifar_run=None")
+    trained = load_run(run)
+    pairs = [(trained.rows(name), trained.labels(name)) for name in ("val", "test")]
+    return Parts(*pairs[0], *pairs[1], tuple(trained.class_names))
+
+
+PROBLEMS: dict[str, Callable] = {
+    "iris": _table("iris"),
+    "wine": _bundled("wine"),
+    "breast cancer": _bundled("breast_cancer"),
+    "wine quality red": _table("wine_red"),
+    "digits": _table("digits"),
+    "wine quality white": _table("wine_white"),
+    "CIFAR-10 embeddings": _cifar10,
+    "adult": _table("adult"),
+    "MNIST, 64 axes": _mnist,
+}

@@ -1,0 +1,190 @@
+"""Figures of AFMP: ablation panels, gates over images, sparsity by layer, scaling."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int, UInt8
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+from attnknn.plot.style import FAINT, FULL_WIDTH, method_style, quiet_grid
+
+# Column of the history, its label, and what it is multiplied by.
+PANELS = (
+    ("val_accuracy", "validation accuracy (%)", 100.0),
+    ("loss", "training loss", 1.0),
+    ("sparsity_loss", "sparsity loss", 1.0),
+    ("seconds", "seconds per epoch", 1.0),
+)
+HISTOGRAM_BINS = 50
+_MAP, _MAP_RANGE = "cividis", (0.0, 0.88)  # told apart in grey and with any colour vision
+_LINES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+
+
+def afmp_panels(history: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Draw validation accuracy, training loss, sparsity loss and time per epoch of settings.
+
+    Lines are means over seeds, bands run from the lowest to the highest seed.
+
+    Args:
+        history: Columns ``setting``, ``seed``, ``epoch`` and those of ``PANELS``.
+        names: Settings to draw, in this order.
+    """
+    figure, axes = plt.subplots(2, 2, figsize=(FULL_WIDTH, 4.0), sharex=True)
+    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
+    for ax, (column, label, scale) in zip(axes.flat, PANELS, strict=True):
+        for place, (name, shade) in enumerate(zip(names, shades, strict=True)):
+            rows = scale * history[history["setting"] == name].pivot(
+                index="epoch", columns="seed", values=column
+            )
+            style = {"color": shade, "linestyle": _LINES[place % len(_LINES)]}
+            ax.plot(rows.index, rows.mean(axis=1), label=name, **style)
+            ax.fill_between(
+                rows.index, rows.min(axis=1), rows.max(axis=1), color=shade, alpha=0.12, linewidth=0
+            )
+        ax.set_ylabel(label)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        quiet_grid(ax)
+    for ax in axes[1]:
+        ax.set_xlabel("epoch")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 5))
+    return figure
+
+
+def gate_maps(
+    images: UInt8[np.ndarray, "n_images channels height width"],
+    points: Float[np.ndarray, "P 2"],
+    pairs: Int[np.ndarray, "2 E"],
+    gates: Float[np.ndarray, "n_images E"],
+    patch: int,
+) -> Figure:
+    """Draw the gates of each image as a graph over it: the wider a line, the more open its edge.
+
+    The colours span the gates at hand: a mean over channels stays near one half.
+
+    Args:
+        images: Pixels.
+        points: (x, y) centres of the patches, in units of one patch.
+        pairs: Sender and receiver of each edge.
+        gates: Mean gate of every edge; 0 where it is pruned, and then it is not drawn.
+        patch: Side of a patch, in pixels.
+    """
+    n_images, height = len(images), 1.05 * FULL_WIDTH / len(images)
+    figure, axes = plt.subplots(1, n_images, figsize=(FULL_WIDTH, height), squeeze=False)
+    places = patch * points - 0.5
+    ends = places[pairs.T]  # (E, 2, 2)
+    low, high = np.quantile(gates[gates > 0], [0.02, 0.98])
+    widths = 0.6 + 2.2 * ((gates - low) / max(high - low, 1e-9)).clip(0, 1)
+    for ax, image, values, wide in zip(axes[0], images, gates, widths, strict=True):
+        grey = image.mean(axis=0)
+        ax.imshow(grey, cmap="gray", vmin=-80, vmax=255 + 80)
+        kept = values > 0
+        lines = LineCollection(ends[kept], cmap="plasma", linewidths=wide[kept])
+        lines.set_array(values[kept])
+        lines.set_clim(low, high)
+        ax.add_collection(lines)
+        ax.plot(*places.T, ".", color="white", markersize=2.2, markeredgecolor="none")
+        ax.set(xticks=[], yticks=[])
+    bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18)
+    bar.set_label("mean gate")
+    return figure
+
+
+def gate_layers(gates: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Draw, layer by layer, the share of kept edges and of gates below one half.
+
+    A pruned edge counts as closed in all channels.
+
+    Args:
+        gates: Columns ``setting``, ``seed``, ``epoch``, ``layer``, ``kept`` and ``closed``; the
+            last recorded epoch is drawn.
+        names: Settings to draw.
+    """
+    last = gates[gates["epoch"] == gates["epoch"].max()]
+    means = last.groupby(["setting", "layer"], as_index=False)[["kept", "closed"]].mean()
+    figure, axes = plt.subplots(1, 2, figsize=(FULL_WIDTH, 2.3), sharex=True)
+    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
+    titles = {"kept": "edges kept (%)", "closed": "gates below ½ (%)"}
+    for ax, (column, title) in zip(axes, titles.items(), strict=True):
+        for place, (name, shade) in enumerate(zip(names, shades, strict=True)):
+            rows = means[means["setting"] == name]
+            line = _LINES[place % len(_LINES)]
+            ax.plot(
+                rows["layer"], 100 * rows[column], "o", ls=line, color=shade, ms=3.5, label=name
+            )
+        ax.set(xlabel="layer", ylabel=title, ylim=(-3, 103))
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        quiet_grid(ax)
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 5))
+    return figure
+
+
+def gate_histogram(gates: pd.DataFrame) -> Axes:
+    """Draw how the gates of kept edges are spread, layer by layer, on a logarithmic axis.
+
+    Args:
+        gates: Columns ``layer`` and ``gate``, one row a gate.
+    """
+    ax = plt.subplots()[1]
+    layers = sorted(gates["layer"].unique())
+    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(layers)))
+    for place, (layer, shade) in enumerate(zip(layers, shades, strict=True)):
+        values = gates.loc[gates["layer"] == layer, "gate"]
+        ax.hist(
+            values,
+            bins=np.linspace(0, 1, HISTOGRAM_BINS + 1),
+            histtype="step",
+            color=shade,
+            linestyle=_LINES[place % len(_LINES)],
+            label=f"layer {layer}",
+        )
+    ax.set(xlabel="gate", ylabel="gates", yscale="log", xlim=(0, 1))
+    ax.axvline(0.5, color=FAINT, linewidth=0.6)
+    quiet_grid(ax)
+    ax.legend()
+    return ax
+
+
+def scaling_panels(table: pd.DataFrame) -> Figure:
+    """Draw time and peak memory against the number of patches, both axes logarithmic.
+
+    Args:
+        table: Columns ``model``, ``n_patches``, ``seconds``, ``peak_mb`` and ``outcome``; a row
+            whose outcome is not "ok" is marked with a cross above the last measured point.
+    """
+    figure, axes = plt.subplots(1, 2, figsize=(FULL_WIDTH, 2.5))
+    columns = {"seconds": "seconds, forward + backward", "peak_mb": "peak memory (MB)"}
+    styles = _scaling_styles(list(dict.fromkeys(table["model"])))
+    for ax, (column, label) in zip(axes, columns.items(), strict=True):
+        for model, rows in table.groupby("model", sort=False):
+            good, bad = rows[rows["outcome"] == "ok"], rows[rows["outcome"] != "ok"]
+            line, *_ = ax.plot(good["n_patches"], good[column], label=model, **styles[model])
+            if len(bad) and len(good):
+                top = np.full(len(bad), good[column].max())
+                ax.plot(bad["n_patches"], top, "x", color=line.get_color(), markersize=7)
+        ax.set(xlabel="patches", ylabel=label, xscale="log", yscale="log")
+        ax.xaxis.set_major_locator(FixedLocator(np.unique(table["n_patches"]).tolist()))
+        ax.xaxis.set_major_formatter(ScalarFormatter())
+        ax.xaxis.set_minor_locator(NullLocator())
+        quiet_grid(ax, "both")
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    return figure
+
+
+def _scaling_styles(models: list[str]) -> dict[str, dict]:
+    """Return how to draw each model: AFMP's variants in shades, others in their own colour."""
+    styles = {model: method_style(model).line for model in models}
+    variants = [model for model in models if model.lower().startswith("afmp")]
+    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, max(len(variants), 1)))
+    for place, (model, shade) in enumerate(zip(variants, shades, strict=False)):
+        shaded = dict.fromkeys(("color", "markerfacecolor", "markeredgecolor"), shade)
+        styles[model] |= shaded | {"linestyle": _LINES[place % len(_LINES)]}
+    return styles

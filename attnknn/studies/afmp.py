@@ -1,0 +1,263 @@
+"""AFMP ablations: settings and seeds become histories, measures, paired tests and a verdict.
+
+Axes: B rows, C classes.
+"""
+
+import os
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from scipy.special import softmax
+from tqdm import tqdm
+
+from attnknn.afmp import AFMPConfig
+from attnknn.afmptrain import AblationRun, Recipe, Setting, run_path, train_setting
+from attnknn.compare import compare_methods, verdict_sentence
+from attnknn.data import Splits, load_splits
+from attnknn.provenance import REPORT_NAME
+from attnknn.report import DisplayTable, pivot_mean_interval
+from attnknn.studies.contest import tidy_measures
+
+TOP_DOWN, PUBLISHED, DEIT = "top-down", "published", "DeiT"
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """All runs of an ablation.
+
+    Attributes:
+        runs: Name of each setting to its runs, one a seed.
+        reference: Name of the setting that the others are compared with.
+        splits: The data.
+    """
+
+    runs: dict[str, list[AblationRun]]
+    reference: str
+    splits: Splits
+
+    @property
+    def labels(self) -> Int[np.ndarray, " B"]:
+        """True classes of the test rows."""
+        return self.splits.test.labels
+
+    @property
+    def probs(self) -> dict[str, list[Float[np.ndarray, "B C"]]]:
+        """Test probabilities of each setting, one table a seed."""
+        return {
+            name: [softmax(run.logits["test"].astype(np.float64), axis=1) for run in runs]
+            for name, runs in self.runs.items()
+        }
+
+    def history(self) -> pd.DataFrame:
+        """Return one row per setting, seed and epoch."""
+        return self._joined("history")
+
+    def gates(self) -> pd.DataFrame:
+        """Return one row per setting, seed, recorded epoch and layer."""
+        return self._joined("gates")
+
+    def table(self) -> pd.DataFrame:
+        """Return one row per setting, seed and measure, on the test rows."""
+        rows = []
+        for name, tables in self.probs.items():
+            for run, probs in zip(self.runs[name], tables, strict=True):
+                rows += tidy_measures({name: probs}, self.labels, seed=run.seed)
+        return pd.DataFrame(rows)
+
+    def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")) -> pd.DataFrame:
+        """Return every setting's paired difference to the reference."""
+        return compare_methods(self.probs, self.labels, self.reference, metrics=metrics)
+
+    def _joined(self, part: str) -> pd.DataFrame:
+        tables = [
+            getattr(run, part).assign(setting=name, seed=run.seed)
+            for name, runs in self.runs.items()
+            for run in runs
+        ]
+        return pd.concat([table for table in tables if len(table)], ignore_index=True)
+
+
+def keep_name(share: float) -> str:
+    """Return what a setting is called by the share of edges it keeps."""
+    return "dense" if share == 1 else f"keep {share:g}"
+
+
+def ablation_settings(
+    model: AFMPConfig, *, keep_shares: Sequence[float], sparse_weights: Sequence[float]
+) -> list[Setting]:
+    """Return the settings of the study.
+
+    Shares kept and penalty weights are tried without the top-down pass; then the pass is added to
+    the reference (the model's own share and weight). Beside them stand the published model, with
+    and without its top-down pass, and a transformer of about the same size.
+
+    Args:
+        model: The full model: its sizes, share and weight are the reference's.
+        keep_shares: Shares of edges to keep; 1 is the dense model.
+        sparse_weights: Weights of the mean gate in the loss, at the reference's share.
+    """
+    plain = replace(model, top_down=False)
+    shares = sorted({*keep_shares, model.keep_share}, reverse=True)
+    settings = [Setting(keep_name(share), replace(plain, keep_share=share)) for share in shares]
+    settings += [
+        Setting(f"λ {weight:g}", replace(plain, sparse_weight=weight))
+        for weight in sorted(sparse_weights, reverse=True)
+        if weight != model.sparse_weight
+    ]
+    return [
+        *settings,
+        Setting(TOP_DOWN, replace(model, top_down=True)),
+        Setting(PUBLISHED, plain, "published"),
+        Setting(f"{PUBLISHED}, {TOP_DOWN}", replace(model, top_down=True), "published"),
+        Setting(DEIT, replace(model, top_down=True), "deit"),
+    ]
+
+
+def run_ablation(
+    folder: Path,
+    settings: Sequence[Setting],
+    *,
+    dataset: str,
+    recipe: Recipe,
+    seeds: Sequence[int],
+    max_rows: int | None = None,
+    workers: int = 1,
+) -> Ablation:
+    """Train every setting with every seed, or read what is finished, and return them all.
+
+    Each run is kept as soon as it ends; started again, the study goes on where it was.
+
+    Args:
+        folder: Where the runs are kept.
+        settings: What to train; the first one without a top-down pass that keeps the share of the
+            setting "top-down" is the reference.
+        dataset: A data set of images.
+        recipe: How to train.
+        seeds: Seeds of every setting.
+        max_rows: Training images to draw; None takes all.
+        workers: Processes that train at the same time, each on its share of the cores.
+    """
+    data = {"dataset": dataset, "max_train_rows": max_rows}
+    splits = load_splits(**data)
+    jobs = [(setting, seed) for setting in settings for seed in seeds]
+    fixed = {"recipe": recipe, "data": data}
+    todo = [
+        (setting, seed)
+        for setting, seed in jobs
+        if not (run_path(folder, setting, seed=seed, **fixed) / REPORT_NAME).exists()
+    ]
+    if workers > 1 and len(todo) > 1:
+        _train_apart(folder, todo, fixed, workers)
+    runs: dict[str, list[AblationRun]] = {}
+    bar = tqdm(jobs, desc="AFMP ablation", disable=not todo)
+    for setting, seed in bar:
+        bar.set_postfix_str(f"{setting.name}, seed {seed}")
+        run = train_setting(folder, setting, splits=splits, seed=seed, progress=False, **fixed)
+        runs.setdefault(setting.name, []).append(run)
+    return Ablation(runs, _reference(settings), splits)
+
+
+def _reference(settings: Iterable[Setting]) -> str:
+    share = next(s.model.keep_share for s in settings if s.name == TOP_DOWN)
+    return keep_name(share)
+
+
+def _train_apart(
+    folder: Path, jobs: list[tuple[Setting, int]], fixed: dict[str, Any], workers: int
+) -> None:
+    """Train in processes of their own; each keeps its run, so nothing comes back."""
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    # Spawned, not forked: a fork of a process with running threads can hang.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(_train_one, folder, *job, fixed, threads) for job in jobs]
+        bar = tqdm(as_completed(waiting), total=len(jobs), desc=f"{workers} trainings at once")
+        for done in bar:
+            done.result()
+
+
+def _train_one(
+    folder: Path, setting: Setting, seed: int, fixed: dict[str, Any], threads: int
+) -> None:
+    torch.set_num_threads(threads)
+    splits = load_splits(**fixed["data"])
+    train_setting(folder, setting, splits=splits, seed=seed, progress=False, **fixed)
+
+
+def ablation_table(ablation: Ablation) -> DisplayTable:
+    """Return settings against measures; bold where the best beats the reference."""
+    shown = pivot_mean_interval(
+        ablation.table(), comparison=ablation.comparison(metrics=("accuracy", "nll", "ece"))
+    )
+    first = {name: runs[0] for name, runs in ablation.runs.items()}
+    extra = {
+        "parameters": [f"{first[name].report['parameters']:,}" for name in shown.text.index],
+        "s / 1 000 images": [
+            f"{_epoch_seconds(ablation.runs[name]):.2f}" for name in shown.text.index
+        ],
+    }
+    none = dict.fromkeys(extra, False)
+    return DisplayTable(shown.text.assign(**extra), shown.bold.assign(**none))
+
+
+def _epoch_seconds(runs: list[AblationRun]) -> float:
+    """Return the median training seconds per 1 000 images; validation is not in them."""
+    rows = runs[0].report["rows"]["train"]
+    return float(np.median([run.history["seconds"].median() for run in runs]) * 1000 / rows)
+
+
+def comparison_table(ablation: Ablation) -> pd.DataFrame:
+    """Return the paired tests against the reference, for printing."""
+    table = ablation.comparison()
+    columns = ["method", "metric", "difference", "low", "high", "p_holm", "verdict"]
+    return table[columns].rename(columns={"method": "setting"})
+
+
+def verdict(ablation: Ablation, knn: str = "") -> str:
+    """Return, in Markdown, what each part of the ablation showed.
+
+    Args:
+        ablation: The runs.
+        knn: What the kNN head showed, as a sentence.
+    """
+    table = ablation.comparison(metrics=("accuracy",)).set_index("method")
+    means = {name: _test_accuracy(runs) for name, runs in ablation.runs.items()}
+    spoken = {name: verdict_sentence({**row, "method": name}) for name, row in table.iterrows()}
+    shares = [name for name in means if name == "dense" or name.startswith("keep ")]
+    best = max(shares, key=means.get)
+    accuracies = ", ".join(f"{name} {100 * means[name]:.2f} %" for name in shares)
+    lines = [f"**Keep share.** {accuracies}; best: {best}."]
+    lines += [spoken[name] for name in shares if name in spoken and name == best]
+    lines += [f"**Penalty {name}.** {spoken[name]}" for name in spoken if name.startswith("λ")]
+    lines.append(f"**Top-down pass.** {spoken[TOP_DOWN]}")
+    lines.append(f"**As published.** {spoken[PUBLISHED]} {_published_words(ablation)}")
+    lines.append(f"**Transformer.** {spoken[DEIT]}")
+    return "\n".join(f"- {line}" for line in [*lines, *([knn] if knn else [])])
+
+
+def _published_words(ablation: Ablation) -> str:
+    """Say what the published top-down ablation and its choice of the epoch measure."""
+    pair = [PUBLISHED, f"{PUBLISHED}, {TOP_DOWN}"]
+    probs = {name: ablation.probs[name] for name in pair}
+    row = compare_methods(probs, ablation.labels, PUBLISHED, metrics=("accuracy",)).iloc[0]
+    chosen = [
+        run.history["test_accuracy"].max() - run.report["metrics"]["test_accuracy"]
+        for name in pair
+        for run in ablation.runs[name]
+    ]
+    return (
+        f"Its top-down pass cannot reach the output; the two differ by what seeds do: "
+        f"{row['difference']:+.4f}. Choosing the epoch on test rows, as it did, adds "
+        f"{100 * np.mean(chosen):.2f} points."
+    )
+
+
+def _test_accuracy(runs: list[AblationRun]) -> float:
+    return float(np.mean([run.report["metrics"]["test_accuracy"] for run in runs]))

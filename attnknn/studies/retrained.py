@@ -1,0 +1,290 @@
+"""Training + memory: runs whose embedder itself learned from wrong labels or a long tail.
+
+The label-noise and long-tail studies change the memory of a finished run. Here the settings
+``train_noise`` and ``train_tail`` changed the training rows: embedder and memory share the fault.
+At one seed the rows and labels of the memory are the very same in both cases; only the embedder
+differs. Such runs are trained apart, as a grid or one by one:
+
+    attnknn run --notebooks 01 --grid notebooks/params/grids/train-noise.yaml
+    attnknn run --notebooks 01 --set train_tail=0.1 --name quick-tail-0.1
+
+and read by name: ``retrained_runs=[quick-train-noise]`` or ``[quick-tail-0.1]``. Held-out and test
+rows of these runs are clean and complete; studies may make the held-out ones as bad as the memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from tqdm import tqdm
+
+from attnknn.classify import predict
+from attnknn.compare import compare_methods
+from attnknn.config import ConfigError
+from attnknn.corrupt import flip_labels
+from attnknn.fit import label_error_rate
+from attnknn.measure import METRIC_NAMES
+from attnknn.runs import load_seeds, run_folder, seeds_in
+from attnknn.studies.contest import (
+    Neighbourhoods,
+    Predictions,
+    attention_at,
+    plain_methods,
+    refit,
+    search_run,
+    tidy_measures,
+    tuned_baselines,
+)
+from attnknn.studies.label_noise import Level, NoiseStudy
+from attnknn.studies.long_tail import TailLevel, TailStudy, held_out_predictions
+from attnknn.studies.tail_memory import tail_measures
+from attnknn.trained import TrainedRun
+
+MEMORY, BOTH = "memory only", "training + memory"
+FAULTS = ("train_noise", "train_noise_kind", "train_tail")
+
+
+def variant_folders(names: Sequence[str | Path]) -> list[Path]:
+    """Return the run folders behind names or paths of runs, or of folders of runs (grids)."""
+    found = []
+    for name in names:
+        folder = run_folder(str(name))
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        runs = [folder] if seeds_in(folder) else [path for path in inside if seeds_in(path)]
+        if not runs:
+            raise ConfigError(
+                f"retrained_runs must name finished runs or folders of them, got {str(name)!r}: "
+                f"nothing is trained in {folder}"
+            )
+        found += runs
+    return found
+
+
+def retrained_tail(
+    names: Sequence[str | Path],
+    base: TailStudy,
+    runs: Sequence[TrainedRun],
+    *,
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    progress: bool = True,
+) -> TailStudy:
+    """Return the long-tail study of runs that were trained on a long tail.
+
+    Args:
+        names: Runs, or folders of runs; those trained on wrong labels are left out.
+        base: The study of the memory alone. Its groups of classes and its kinds of held-out
+            queries are used, and its balanced level begins the curves.
+        runs: The runs of that study.
+        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_baseline: Neighbours of the untuned methods.
+        progress: Show a progress bar.
+    """
+    levels = list(dict.fromkeys(level.held_out for level in base.probs))
+    rows, kept, sizes = [], {}, {}
+    variants = [v for v in load_variants(names, runs) if v[0].config.data.train_tail < 1]
+    _refuse_twice([f"train_tail={seeds[0].config.data.train_tail:g}" for seeds in variants])
+    for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
+        ratio, found = run.config.data.train_tail, search_run(run, max(k_eval, k_baseline))
+        sizes[ratio] = np.bincount(run.labels("train"), minlength=len(run.class_names))
+        for level in (TailLevel(ratio, held_out) for held_out in levels):
+            own = attention_at(run, found, k_eval) if level.held_out == "balanced" else None
+            probs = held_out_predictions(
+                run, run.bank, found, level, k_eval, k_baseline, attention=own
+            )
+            named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
+            named |= {"corrupted": BOTH, **level._asdict()}
+            rows += tail_measures(probs, run.labels("test"), base.groups, named)
+            _keep(kept, level, probs)
+    counts = pd.DataFrame.from_dict(sizes, orient="index", columns=base.sizes.columns)
+    clean = base.table[base.table["ratio"] == 1]
+    return TailStudy(_joined(rows, clean), kept, base.labels, base.groups, counts)
+
+
+def retrained_noise(
+    names: Sequence[str | Path],
+    base: NoiseStudy,
+    runs: Sequence[TrainedRun],
+    *,
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    progress: bool = True,
+) -> NoiseStudy:
+    """Return the label-noise study of runs that were trained on wrong labels.
+
+    Args: As for ``retrained_tail``; runs trained on a long tail are left out.
+    """
+    levels = list(dict.fromkeys(level.held_out for level in base.probs))
+    rows, kept = [], {}
+    variants = [v for v in load_variants(names, runs) if v[0].config.data.train_noise > 0]
+    settings = [seeds[0].config.data for seeds in variants]
+    _refuse_twice([f"{s.train_noise_kind} train_noise={s.train_noise:g}" for s in settings])
+    for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
+        data, found = run.config.data, search_run(run, max(k_eval, k_baseline))
+        for held_out in levels:
+            level = Level(data.train_noise_kind, data.train_noise, held_out)
+            probs = noise_predictions(run, found, level, k_eval, k_baseline)
+            named = {"dataset": data.dataset, "seed": run.config.seed, "corrupted": BOTH}
+            rows += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
+            _keep(kept, level, probs)
+    return NoiseStudy(_joined(rows, base.table[base.table["rate"] == 0]), kept, base.labels)
+
+
+def noise_predictions(
+    run: TrainedRun, found: Neighbourhoods, level: Level, k_eval: int, k_baseline: int
+) -> Predictions:
+    """Return test probabilities of every method of a run that was trained on wrong labels."""
+    labels, is_noisy = found.held_out_labels, level.held_out == "noisy"
+    if is_noisy:
+        # Another seed than the training rows', as in the study of the memory alone.
+        options = {"n_classes": len(run.class_names), "kind": level.kind}
+        labels = flip_labels(labels, level.rate, seed=run.config.seed + 1, **options)
+    here = Neighbourhoods(found.held_out, labels, found.test).nearest(k_eval)
+    error = label_error_rate(here.held_out, torch.from_numpy(labels)) if is_noisy else 0.0
+    plain = plain_methods(min(k_baseline, found.test.k))
+    probs = {name: predict(method, found.test) for name, method in plain.items()}
+    tuned = tuned_baselines(here, label_error=error)
+    probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
+    if is_noisy:
+        fitting = replace(run.config.fitting, fit_noisy_labels=True)
+        attention = refit(run, run.bank, here, fitting=fitting)
+    else:
+        attention = attention_at(run, found, k_eval)
+    return probs | {"attention": predict(attention, here.test)}
+
+
+def load_variants(
+    names: Sequence[str | Path], runs: Sequence[TrainedRun]
+) -> list[list[TrainedRun]]:
+    """Return the trained seeds of every variant that has only one fault, checked to be comparable.
+
+    Args:
+        names: Runs, or folders of runs.
+        runs: The runs they will be compared with: same data, same test rows, same settings.
+    """
+    variants = [load_seeds(folder) for folder in variant_folders(names)]
+    for run in (run for seeds in variants for run in seeds):
+        other = other_settings(runs[0], run)
+        if other:
+            raise ConfigError(
+                f"retrained_runs must differ from {runs[0].folder.parent.name} in "
+                f"{', '.join(FAULTS)} alone, got {run.folder.parent.name} with {other}"
+            )
+        _check_test_rows(runs[0], run)
+    data = [seeds[0].config.data for seeds in variants]
+    pairs = zip(variants, data, strict=True)
+    return [seeds for seeds, each in pairs if each.train_noise == 0 or each.train_tail == 1]
+
+
+def other_settings(run: TrainedRun, variant: TrainedRun) -> str:
+    """Return in which settings two runs differ besides the fault and the seed; "" for none.
+
+    A run on fewer rows may have more epochs: with the same epochs it would be trained on a
+    fraction of the steps, and be judged by that.
+    """
+    ours, theirs = run.config.flat(), variant.config.flat()
+    allowed = (*FAULTS, "seed", *(["epochs"] if variant.config.data.train_tail < 1 else []))
+    names = [n for n in ours if ours[n] != theirs[n] and n not in allowed]
+    return ", ".join(f"{name}: {ours[name]!r} -> {theirs[name]!r}" for name in names)
+
+
+def variant_facts(names: Sequence[str | Path], runs: Sequence[TrainedRun]) -> pd.DataFrame:
+    """Return what every run was trained on and for how long, the run they are compared with first.
+
+    Args: As for ``load_variants``.
+    """
+    rows = []
+    for run in [runs[0], *(seeds[0] for seeds in load_variants(names, runs))]:
+        data, n_rows, training = run.config.data, len(run.rows("train")), run.config.training
+        noise = f"{100 * data.train_noise:g} % {data.train_noise_kind}"
+        fact = {"run": run.folder.parent.name, "training rows": n_rows}
+        fact["wrong labels"] = noise if data.train_noise else "none"
+        fact |= {"smallest / largest class": f"{data.train_tail:g}", "epochs": training.epochs}
+        rows.append(fact | {"steps": training.epochs * (n_rows // training.batch_size)})
+    return pd.DataFrame(rows)
+
+
+def _check_test_rows(run: TrainedRun, variant: TrainedRun) -> None:
+    if not np.array_equal(run.labels("test"), variant.labels("test")):
+        raise ConfigError(
+            f"retrained_runs must have the test rows of {run.folder.parent.name}, "
+            f"got {variant.folder.parent.name} with others"
+        )
+
+
+def _refuse_twice(levels: list[str]) -> None:
+    twice = sorted({level for level in levels if levels.count(level) > 1})
+    if twice:
+        raise ConfigError(f"retrained_runs must hold each fault once, got {twice[0]} twice")
+
+
+def _keep(kept: dict, level: TailLevel | Level, probs: Predictions) -> None:
+    for name, each in probs.items():
+        kept.setdefault(level, {}).setdefault(name, []).append(each)
+
+
+def _joined(rows: list[dict], clean: pd.DataFrame) -> pd.DataFrame:
+    """Return the measured rows, behind those of the fault-free run that both kinds share."""
+    table = pd.DataFrame(rows)
+    if table.empty:
+        return clean.iloc[:0].assign(corrupted=BOTH)
+    shared = clean[clean["method"].isin(table["method"])].assign(corrupted=BOTH)
+    return pd.concat([shared, table], ignore_index=True)
+
+
+def both_tables(base: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of both studies, told apart by the column ``corrupted``."""
+    return pd.concat([base.assign(corrupted=MEMORY), retrained], ignore_index=True)
+
+
+def verdict(
+    base: TailStudy | NoiseStudy,
+    again: TailStudy | NoiseStudy,
+    *,
+    metrics: Sequence[str] = ("nll", "accuracy"),
+) -> str:
+    """Return, in Markdown, what the same fault costs the attention when it was trained with it.
+
+    Memory and test rows are the same in both cases, so the differences are paired; levels are
+    compared over the seeds that both have.
+    """
+    lines = []
+    for level in (level for level in again.probs if level in base.probs):
+        pair = _common_seeds(base, again, level)
+        if not pair:
+            continue
+        table = compare_methods(pair, base.labels, MEMORY, metrics=metrics)
+        found = [
+            f"**{METRIC_NAMES[row['metric']]}** {row['difference']:+.4f} "
+            f"({row['low']:+.4f} to {row['high']:+.4f}): {row['verdict']}"
+            for row in table.to_dict("records")
+        ]
+        where = ", ".join(f"{name} {value}" for name, value in level._asdict().items())
+        lines.append(f"- {where.replace('_', '-')}: {'; '.join(found)}.")
+    if not lines:
+        return "No retrained runs were given: only the memory was changed."
+    title = "Attention of runs trained with the fault, against the fault in the memory alone:"
+    return "\n".join([title, "", *lines])
+
+
+def _common_seeds(
+    base: TailStudy | NoiseStudy, again: TailStudy | NoiseStudy, level: TailLevel | Level
+) -> dict[str, list[np.ndarray]]:
+    """Return the attention's probabilities in both studies, seed by seed; {} without a common one.
+
+    Probabilities lie in the order in which the seeds entered the tables.
+    """
+    by_seed = []
+    for study in (again, base):
+        at = study.table
+        for name, value in level._asdict().items():
+            at = at[at[name] == value]
+        seeds = at.loc[at["method"] == "attention", "seed"].unique()
+        by_seed.append(dict(zip(seeds, study.probs[level]["attention"], strict=True)))
+    common = [seed for seed in by_seed[0] if seed in by_seed[1]]
+    pairs = zip((BOTH, MEMORY), by_seed, strict=True)
+    return {name: [probs[seed] for seed in common] for name, probs in pairs} if common else {}

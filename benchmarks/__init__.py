@@ -1,0 +1,1 @@
+"""Benchmarks: ratios of times measured in turns; see ``python -m benchmarks -h``."""

@@ -1,0 +1,84 @@
+"""Sizes: how much is measured, and rows of a given size."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large the measured cases are.
+
+    Attributes:
+        rows: Memory rows.
+        dim: Width of a row.
+        queries: Queries searched.
+        k: Neighbours that vote.
+        images: Images embedded.
+        batch: Images in a training step.
+        estimator_rows: Rows the scikit-learn style classifiers are fitted on.
+        fit_queries: Held-out queries of a stage-2 fit.
+        fit_epochs: Its epochs.
+        side: Side of AFMP's images.
+        rounds: Rounds of each measurement.
+    """
+
+    rows: int = 50_000
+    dim: int = 256
+    queries: int = 10_000
+    k: int = 50
+    images: int = 2_000
+    batch: int = 500
+    estimator_rows: int = 10_000
+    fit_queries: int = 5_000
+    fit_epochs: int = 40
+    side: int = 96
+    rounds: int = 5
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    rows=3_000,
+    dim=32,
+    queries=400,
+    k=10,
+    images=64,
+    batch=32,
+    estimator_rows=400,
+    fit_queries=200,
+    fit_epochs=2,
+    side=64,
+    rounds=2,
+)
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    """Return float32 rows of length 1."""
+    return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+
+def random_rows(n_rows: int, dim: int, seed: int) -> np.ndarray:
+    """Return unit rows in all directions: an exact search takes as long wherever they lie."""
+    return unit(np.random.default_rng(seed).standard_normal((n_rows, dim), dtype=np.float32))
+
+
+def clustered_rows(n_rows: int, dim: int, seed: int, *, n_clusters: int = 1000) -> np.ndarray:
+    """Return unit rows as embeddings lie: clusters, few directions of change, some noise.
+
+    An approximate search lives on such structure; in all directions at once nothing is near. The
+    clusters are the same for every seed, so that queries come from where the rows are.
+    """
+    shape = np.random.default_rng(12345)
+    n_directions = min(32, dim)
+    centres = unit(shape.standard_normal((n_clusters, dim), dtype=np.float32))
+    directions = unit(shape.standard_normal((n_directions, dim), dtype=np.float32))
+    rng = np.random.default_rng(seed)
+    rows = np.empty((n_rows, dim), dtype=np.float32)
+    for start in range(0, n_rows, 100_000):
+        part = rows[start : start + 100_000]
+        change = rng.standard_normal((len(part), n_directions), dtype=np.float32)
+        noise = rng.standard_normal(part.shape, dtype=np.float32)
+        part[:] = centres[rng.integers(n_clusters, size=len(part))]
+        part += 0.6 * change @ directions / np.sqrt(n_directions) + 0.4 * noise / np.sqrt(dim)
+        part[:] = unit(part)
+    return rows

@@ -1,0 +1,121 @@
+"""Figures of AFMP and the arithmetic of its scaling benchmark."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnknn import plot
+from attnknn.afmp import grid_scaffold
+
+mpl.use("Agg")
+BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"
+
+
+@pytest.fixture
+def scaling():
+    spec = importlib.util.spec_from_file_location("afmp_scaling", BENCHMARK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_panels_draw_one_line_a_setting():
+    rows = [
+        {"setting": name, "seed": seed, "epoch": epoch, "val_accuracy": 0.1 * epoch + 0.01 * seed}
+        | {"loss": 1.0, "sparsity_loss": 1e-5, "seconds": 2.0}
+        for name in ("dense", "keep 0.3")
+        for seed in (0, 1)
+        for epoch in (1, 2, 3)
+    ]
+    figure = plot.afmp_panels(pd.DataFrame(rows), ["keep 0.3", "dense"])
+    first = figure.axes[0]
+    assert [line.get_label() for line in first.lines] == ["keep 0.3", "dense"]
+    np.testing.assert_allclose(first.lines[0].get_ydata(), [10.5, 20.5, 30.5])  # mean, per cent
+
+
+def test_gate_maps_leave_pruned_edges_out():
+    scaffold = grid_scaffold(12, 12, 4)
+    gates = np.zeros((2, scaffold.n_edges))
+    gates[0, :5], gates[1, 3:6] = 0.4, 0.7
+    figure = plot.gate_maps(
+        np.zeros((2, 1, 12, 12), dtype=np.uint8),
+        scaffold.points,
+        np.stack([scaffold.sources, scaffold.targets]),
+        gates,
+        4,
+    )
+    drawn = [len(ax.collections[0].get_segments()) for ax in figure.axes[:2]]
+    assert drawn == [5, 3]
+    centre = figure.axes[0].lines[0].get_xydata()[4]
+    assert centre.tolist() == [5.5, 5.5]  # the middle of 12 pixels, numbered 0 to 11
+
+
+def test_layers_show_the_last_epoch():
+    rows = [
+        {"setting": "keep 0.3", "seed": 0, "epoch": epoch, "layer": layer, "kept": 0.3}
+        | {"closed": 0.1 * epoch}
+        for epoch in (10, 12)
+        for layer in (1, 2)
+    ]
+    figure = plot.gate_layers(pd.DataFrame(rows), ["keep 0.3"])
+    np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), [120, 120])
+
+
+def test_histograms_have_fifty_bins():
+    gates = pd.DataFrame({"layer": [1, 1, 2], "gate": [0.1, 0.9, 0.5]})
+    ax = plot.gate_histogram(gates)
+    assert len(ax.patches) == 2 and ax.get_yscale() == "log"
+    assert len(ax.patches[0].get_xy()) == 2 * 50 + 2
+
+
+def table(**seconds):
+    return pd.DataFrame(
+        {"model": model, "side": 16 * n, "n_patches": n**2, "seconds": value, "peak_mb": 1.0}
+        | {"outcome": "ok"}
+        for model, function in seconds.items()
+        for n, value in ((n, function(n)) for n in (4, 7, 14))
+    )
+
+
+def test_exponents_and_ratios(scaling):
+    measured = table(linear=lambda n: 3.0 * n**2, square=lambda n: 0.1 * n**4)
+    found = scaling.exponents(measured)
+    assert found == {"linear": pytest.approx(1), "square": pytest.approx(2)}
+    measured["model"] = measured["model"].replace({"square": "DeiT-Tiny"})
+    assert scaling.ratios(measured)["64"]["linear"] == pytest.approx(48 / 25.6, abs=1e-3)
+
+
+def test_out_of_memory_is_marked(scaling):
+    measured = table(**{"AFMP-Small dense": lambda n: float(n), "DeiT-Tiny": lambda n: float(n)})
+    measured.loc[2, ["seconds", "peak_mb", "outcome"]] = [np.nan, np.nan, "out of memory"]
+    assert set(scaling.exponents(measured)) == {"AFMP-Small dense", "DeiT-Tiny"}
+    axes = plot.scaling_panels(measured).axes[0]
+    crosses = [line for line in axes.lines if line.get_marker() == "x"]
+    assert len(crosses) == 1 and crosses[0].get_xdata().tolist() == [196]
+
+
+def run_benchmark(out: Path, *options: str) -> pd.DataFrame:
+    words = ["--sides", "64", "--models", "DeiT-Tiny", "--warm-up", "1", "--rounds", "1"]
+    command = [sys.executable, str(BENCHMARK), *words, "--out", str(out), *options]
+    subprocess.run(command, check=True, capture_output=True)
+    return pd.read_csv(out / "scaling.csv")
+
+
+@pytest.mark.slow
+def test_fault_26_memory_is_that_of_forward_and_backward(tmp_path):
+    """Measured in a process of its own, with the real batch: a larger batch needs more."""
+    small, large = (run_benchmark(tmp_path / size, "--batch", size) for size in ("2", "32"))
+    assert (small["outcome"] == "ok").all() and (large["outcome"] == "ok").all()
+    assert large["peak_mb"].iloc[0] > 1.3 * small["peak_mb"].iloc[0]
+
+
+@pytest.mark.slow
+def test_too_little_memory_is_not_fatal(tmp_path):
+    found = run_benchmark(tmp_path, "--batch", "512", "--memory-gb", "1")
+    assert found["outcome"].tolist() == ["out of memory"]

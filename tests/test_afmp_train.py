@@ -1,0 +1,198 @@
+"""Training of AFMP: selection, resume, folders, the ablation study."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tiny import tiny_splits
+
+from attnknn import afmptrain
+from attnknn.afmp import AFMPConfig
+from attnknn.afmp.model import AFMP
+from attnknn.afmptrain import Recipe, Setting, Training, build_classifier, train_setting
+from attnknn.afmptrain import loop as loop_module
+from attnknn.backbones import build_embedder
+from attnknn.config import EmbedderConfig
+from attnknn.studies import afmp as study
+from attnknn.studies import afmp_gates, afmp_knn
+
+MODEL = AFMPConfig(layers=2, width=8, patch=2, keep_share=0.3)
+RECIPE = Recipe(epochs=3, batch_size=20, lr=1e-2)
+DATA = {"dataset": "tiny", "max_train_rows": None}
+
+
+def train(folder, setting=None, *, seed=0, recipe=RECIPE, splits=None):
+    return train_setting(
+        folder,
+        setting or Setting("a", MODEL),
+        splits or tiny_splits(),
+        recipe,
+        seed=seed,
+        data=DATA,
+        progress=False,
+    )
+
+
+@pytest.mark.slow
+def test_a_run_learns_and_is_kept(tmp_path):
+    run = train(tmp_path, recipe=Recipe(epochs=12, batch_size=10, lr=1e-2))
+    assert run.report["metrics"]["val_accuracy"] > 0.8  # chance is 1/3
+    assert run.history["val_accuracy"].max() == pytest.approx(run.report["metrics"]["val_accuracy"])
+    assert list(run.gates["epoch"].unique()) == [10, 12]  # every tenth epoch and the last
+    assert np.allclose(run.gates["kept"], round(0.3 * 66) / 66)
+    assert not (run.folder / "checkpoint.pt").exists()
+
+
+def test_a_finished_run_is_read_not_trained_again(tmp_path, monkeypatch):
+    first = train(tmp_path)
+    monkeypatch.setattr(loop_module.Training, "_step", lambda *_: pytest.fail("trained again"))
+    again = train(tmp_path)
+    np.testing.assert_array_equal(first.logits["test"], again.logits["test"])
+    pd.testing.assert_frame_equal(first.history, again.history)
+
+
+def test_other_settings_get_other_folders(tmp_path):
+    paths = {
+        train(tmp_path).folder,
+        train(tmp_path, seed=1).folder,
+        train(tmp_path, recipe=Recipe(epochs=2, batch_size=20)).folder,
+        train(tmp_path, Setting("a", replace(MODEL, keep_share=0.5))).folder,
+    }
+    assert len(paths) == 4
+
+
+@pytest.mark.parametrize("kind", ["afmp", "published"])
+def test_a_killed_run_ends_with_the_same_numbers(tmp_path, monkeypatch, kind):
+    setting = Setting("a", MODEL, kind)
+    whole = train(tmp_path / "whole", setting)
+    run_epoch, calls = Training._run_epoch, []
+
+    def dies_in_the_third(self):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        run_epoch(self)
+
+    monkeypatch.setattr(Training, "_run_epoch", dies_in_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut", setting)
+    monkeypatch.undo()
+    resumed = train(tmp_path / "cut", setting)
+    np.testing.assert_array_equal(whole.logits["test"], resumed.logits["test"])
+    pd.testing.assert_frame_equal(
+        whole.history.drop(columns="seconds"), resumed.history.drop(columns="seconds")
+    )
+
+
+def test_the_rate_falls_when_validation_stalls(tmp_path):
+    recipe = Recipe(epochs=5, batch_size=60, lr=1e-12, patience=1, factor=0.5)
+    rates = train(tmp_path, recipe=recipe).history["lr"].to_numpy()
+    assert rates[0] == 1e-12 and rates[-1] == pytest.approx(0.5e-12)
+
+
+def test_fault_26_validation_rows_choose_and_test_rows_wait(tmp_path, monkeypatch):
+    """No test row is read in training, and the kept epoch is the best on validation rows."""
+    read = []
+    judge = loop_module.judge
+    monkeypatch.setattr(
+        loop_module,
+        "judge",
+        lambda model, split, name: read.append(name) or judge(model, split, name),
+    )
+    run = train(tmp_path)
+    assert read == ["val"] * RECIPE.epochs
+    read.clear()
+    published = train(tmp_path, Setting("p", MODEL, "published"))
+    assert read == ["val", "test"] * RECIPE.epochs  # the optimism of the published choice
+    assert "test_accuracy" in published.history and "test_accuracy" not in run.history
+
+
+def test_fault_26_epoch_seconds_are_training_alone(tmp_path, monkeypatch):
+    """On a clock that moves by 1 in a step and by 100 in judging, an epoch takes its 3 steps."""
+    clock, judge, step = [0.0], loop_module.judge, Training._step
+
+    def slow_judge(*arguments):
+        clock[0] += 100
+        return judge(*arguments)
+
+    def unit_step(*arguments):
+        clock[0] += 1
+        return step(*arguments)
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(loop_module, "judge", slow_judge)
+    monkeypatch.setattr(Training, "_step", unit_step)
+    assert train(tmp_path).history["seconds"].tolist() == [3.0] * RECIPE.epochs
+
+
+def test_the_same_seed_gives_the_same_weights():
+    splits = tiny_splits()
+    models = [build_classifier(Setting("a", MODEL), splits, seed=seed) for seed in (3, 3, 4)]
+    one, two, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
+    assert torch.equal(one, two) and not torch.equal(one, other)
+
+
+def test_the_transformer_has_about_the_same_size():
+    tiny = AFMPConfig()
+    network = afmptrain.build_transformer(tiny, 10, 3, 32)
+    sizes = [sum(p.numel() for p in m.parameters()) for m in (network, AFMP(tiny, 10))]
+    assert 0.8 < sizes[0] / sizes[1] < 1.25
+    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_tables_are_refused():
+    with pytest.raises(ValueError, match="must hold images"):
+        build_classifier(Setting("a", MODEL), replace(tiny_splits(), kind="table"), seed=0)
+    with pytest.raises(ValueError, match="kind must be one of"):
+        Setting("a", MODEL, "cnn")
+
+
+def test_afmp_is_a_backbone():
+    splits = tiny_splits()
+    embedder = build_embedder(EmbedderConfig(backbone="afmp"), splits)
+    rows = embedder(torch.rand(4, 1, 8, 8))
+    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
+    assert embedder.backbone.config.patch == 2 and embedder.embed_dim == 128
+
+
+class TestStudy:
+    """Settings, and the study on digits."""
+
+    def test_settings_by_name(self):
+        settings = study.ablation_settings(
+            AFMPConfig(), keep_shares=[1.0, 0.2, 0.3], sparse_weights=[1e-3, 1e-4, 1e-5]
+        )
+        assert [setting.name for setting in settings] == [
+            *["dense", "keep 0.3", "keep 0.2", "λ 0.001", "λ 1e-05", "top-down"],
+            *["published", "published, top-down", "DeiT"],
+        ]
+        on = {setting.name for setting in settings if setting.model.top_down}
+        assert on == {"top-down", "published, top-down", "DeiT"}  # DeiT: the whole model's size
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("workers", [1, 2])
+    def test_the_study_from_end_to_end(self, tmp_path, workers):
+        settings = study.ablation_settings(
+            AFMPConfig(layers=2, width=16, patch=4), keep_shares=[1.0], sparse_weights=[1e-3]
+        )
+        ablation = study.run_ablation(
+            tmp_path,
+            settings,
+            dataset="digits",
+            recipe=Recipe(epochs=1, batch_size=64),
+            seeds=[0, 1],
+            max_rows=200,
+            workers=workers,
+        )
+        assert ablation.reference == "keep 0.3"
+        assert set(ablation.table()["method"]) == {setting.name for setting in settings}
+        assert len(ablation.history()) == 2 * len(settings)
+        text = study.verdict(ablation)
+        assert all(word in text for word in ("Keep share", "Top-down", "As published", "DeiT"))
+        head = afmp_knn.knn_head(ablation, "top-down", k=20)
+        assert "attention" in set(head.table["method"]) and afmp_knn.knn_sentence(head)
+        assert afmp_gates.gate_pictures(ablation, "keep 0.3")["gates"].shape[0] == 4
+        assert afmp_gates.gate_values(ablation, "keep 0.3", n_images=3)["gate"].between(0, 1).all()

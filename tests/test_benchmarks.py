@@ -1,0 +1,209 @@
+"""Benchmarks: ratios by hand, a check that fails when it must, a plan that follows its figures."""
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are run from there
+
+from benchmarks import afmp_cost, plan
+from benchmarks.__main__ import main
+from benchmarks.bare_faiss import BareFaiss
+from benchmarks.check import other_machine, regressions
+from benchmarks.exponents import exponent
+from benchmarks.plan import Machine, need, write_plan
+from benchmarks.sizes import QUICK, clustered_rows, random_rows
+from benchmarks.suite import FILE, groups, run_suite, table
+from benchmarks.timing import Missing, Ratio, divided, interleaved
+
+
+def test_actions_take_turns_and_the_first_round_does_not_count():
+    calls = []
+    actions = {"a": lambda: calls.append("a"), "b": lambda: (calls.append("b"), 7.0)[1]}
+    times = interleaved(actions, 2)
+    assert "".join(calls) == "ababab"
+    assert times["b"] == [7.0, 7.0]  # an action may time itself
+    assert len(times["a"]) == 2
+
+
+def test_a_ratio_by_hand():
+    ratio = Ratio("r", "a over b", divided([2.0, 9.0, 4.0], [1.0, 3.0, 1.0]), "lower", target=3.5)
+    row = ratio.as_row()
+    assert row["values"] == [2.0, 3.0, 4.0]
+    assert (row["median"], row["low"], row["high"]) == (3.0, 2.0, 4.0)
+
+
+def test_drawn_rows_have_unit_length_and_clusters_are_shared():
+    for rows in (random_rows(53, 7, 0), clustered_rows(53, 7, 0, n_clusters=3)):
+        np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    rows = clustered_rows(200, 64, 0, n_clusters=3)
+    queries = clustered_rows(50, 64, 1, n_clusters=3)
+    assert (queries @ rows.T).max(axis=1).min() > (random_rows(50, 64, 2) @ rows.T).max()
+
+
+HARDWARE = {"cpu": "a cpu", "cores": 2, "memory_gb": 16.0}
+
+
+def result_of(**medians):
+    """Return a stored result; names that begin with low_ are better when lower."""
+    ratios = [
+        {
+            "name": name,
+            "title": name,
+            "median": value,
+            "better": "lower" if name.startswith("low_") else "higher",
+        }
+        for name, value in medians.items()
+    ]
+    return {"ratios": ratios, "missing": [], "hardware": HARDWARE}
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "fails"),
+    [
+        ("speed", 4.0, 4.0, False),
+        ("speed", 4.0, 3.21, False),
+        ("speed", 4.0, 3.19, True),
+        ("speed", 4.0, 40.0, False),
+        ("low_cost", 2.0, 2.49, False),
+        ("low_cost", 2.0, 2.51, True),
+        ("low_cost", 2.0, 0.1, False),
+    ],
+)
+def test_a_ratio_worse_by_a_quarter_fails(name, before, after, fails):
+    found = regressions(result_of(**{name: after}), result_of(**{name: before}))
+    assert bool(found) == fails
+
+
+def test_a_ratio_that_is_no_longer_measured_fails():
+    [line] = regressions(result_of(), result_of(speed=2.0))
+    assert line == "speed: 2.000 in the baseline, not measured now"
+
+
+def test_another_machine_is_named():
+    here, there = result_of(), copy.deepcopy(result_of())
+    assert other_machine(here, there) is None
+    there["hardware"]["cpu"] = "another"
+    assert "'another'" in other_machine(here, there)
+
+
+def test_the_check_command_fails_on_a_worsened_ratio(tmp_path, capsys):
+    (tmp_path / FILE).write_text(json.dumps(result_of(speed=3.0, low_cost=1.0)))
+    baseline = tmp_path / "baseline.json"
+    command = ["check", "--reuse", "--out", str(tmp_path), "--baseline", str(baseline)]
+    assert main(command) == 2  # nothing to compare with
+    baseline.write_text(json.dumps(result_of(speed=3.1, low_cost=0.9)))
+    assert main(command) == 0
+    baseline.write_text(json.dumps(result_of(speed=5.0, low_cost=0.9)))
+    assert main(command) == 1
+    assert "speed: 5.000 -> 3.000, 67 % worse" in capsys.readouterr().out
+
+
+def test_exponents_of_known_laws():
+    sizes = (100, 1000, 10_000)
+    assert exponent(sizes, [3e-4 * n**1.5 for n in sizes]) == pytest.approx(1.5)
+    assert exponent(sizes, [7.0, 7.0, 7.0]) == pytest.approx(0)
+
+
+FIGURES = {
+    "n_rows": 1000,
+    "dim": 25,
+    "index_bytes": 50_000,
+    "build_seconds": 36.0,
+    "queries_per_second": 400.0,
+    "recall": 0.99,
+    "settings": {"nprobe": 8},
+    "threads": 2,
+}
+
+
+def test_a_plan_by_hand():
+    # 100 bytes a row and 50 beside it; 0.7 * 1 GB holds 0.105 GB; twice the cores.
+    each = need(700_000, "ivfpq", FIGURES, {"ivfpq": 0.5}, Machine(memory_gb=1.0, cores=4))
+    assert each.memory_gb == pytest.approx(0.105)
+    assert each.machines == 1
+    assert each.queries_per_second == pytest.approx(400 * 2 / 700**0.5)
+    assert each.build_hours == pytest.approx(36 / 2 * 700**1.5 / 3600)
+    assert each.trust_hours == pytest.approx(700_000 / each.queries_per_second / 3600)
+
+
+def test_rows_past_one_machine_are_shared():
+    each = need(10_000_000, "exact", FIGURES, {"exact": 1.0}, Machine(memory_gb=1.0, cores=2))
+    assert each.memory_gb == pytest.approx(1.5)
+    assert each.machines == 3  # 1.5 / 0.7, rounded up
+    assert each.queries_per_second == pytest.approx(400 * 1000 * 3 / 10_000_000)
+
+
+def test_rows_on_disk_take_no_memory():
+    each = need(10_000_000, "disk", FIGURES, {"ivfpq": 0.5}, Machine(memory_gb=1.0, cores=2))
+    assert each.memory_gb == pytest.approx(0.5)
+    assert each.disk_gb == pytest.approx(1.0)
+
+
+def test_the_page_is_computed_from_the_figures(tmp_path):
+    measured = {
+        "n_rows": 1000,
+        "threads": 2,
+        "hardware": HARDWARE,
+        "commit": "abc",
+        "indexes": {"exact": FIGURES, "ivfpq": FIGURES},
+    }
+    fitted = {
+        "rows": [10, 100],
+        "exponents": {"exact": 1.0, "ivfpq": 0.4},
+        "expected": {"exact": 1.0, "ivfpq": 0.5},
+    }
+    with pytest.raises(FileNotFoundError, match="run `python -m benchmarks million --save` first"):
+        write_plan(tmp_path, tmp_path / "page.md")
+    (tmp_path / "million.json").write_text(json.dumps(measured))
+    (tmp_path / "exponents.json").write_text(json.dumps(fitted))
+    page = write_plan(tmp_path, tmp_path / "page.md").read_text()
+    assert "| ivfpq | 0.40 | 0.5 |" in page
+    assert "| 100,000,000 | exact | 15.0 |" in page
+    for n_rows in plan.ROWS:
+        assert page.count(f"| {n_rows:,} | ivfpq |") == 2  # for two kinds of machines
+
+
+@pytest.mark.slow
+def test_the_whole_suite_runs_at_small_sizes(tmp_path):
+    result = run_suite(tmp_path, sizes=QUICK)
+    named = {row["name"] for row in result["ratios"] + result["missing"]}
+    assert {"exact_share_of_roof", "attention_over_uniform", "afmp_over_deit"} <= named
+    assert all(row["median"] > 0 for row in result["ratios"])
+    assert {path.name for path in tmp_path.iterdir()} == {FILE, "bench.svg", "bench.png"}
+    assert regressions(result, result) == []
+    assert "exact_share_of_roof" in table(result)
+    assert all(row["recall"] >= 0.99 for row in result["curves"]["ivfpq"] if row["chosen"])
+
+
+def test_every_group_is_known_by_name():
+    assert list(groups({})) == [
+        "exact",
+        "approximate",
+        "rows",
+        "estimator",
+        "images",
+        "stage1",
+        "stage2",
+        "notebooks",
+        "afmp",
+    ]
+
+
+def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "attnknn.afmp", None)
+    [row] = afmp_cost.measure(QUICK)
+    assert isinstance(row, Missing)
+    assert "cannot be imported" in row.reason
+
+
+def test_bare_faiss_answers_from_a_process_of_its_own(monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "no such core")  # must not reach the other process
+    bare = BareFaiss(53, 7, 5, 3)
+    assert [bare() > 0 for _ in range(2)] == [True, True]
+    bare.close()
+    assert bare.process.returncode == 0

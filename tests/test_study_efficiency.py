@@ -1,0 +1,295 @@
+"""Efficiency study: exponents of known times, recall by hand, contenders that agree."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from tiny import SMALL, config, tiny_splits
+
+import attnknn.trained as trained_module
+from attnknn.plot import efficiency as draw
+from attnknn.plot import use_style
+from attnknn.studies import contenders, efficiency, scaling, stages, timing
+from attnknn.train import train_run
+
+SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
+
+
+def unit_rows(n_rows: int, dim: int = 16, seed: int = 0) -> np.ndarray:
+    rows = np.random.default_rng(seed).standard_normal((n_rows, dim), dtype=np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+class TestExponent:
+    """The slope of log time against log size."""
+
+    @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.3])
+    def test_exact_powers_are_found_exactly(self, power):
+        found = timing.fit_exponent(SIZES, [2e-6 * n**power for n in SIZES])
+        assert found.exponent == pytest.approx(power, abs=1e-9)
+        assert found.low == pytest.approx(power, abs=1e-6) == found.high
+        assert found.n == 5
+
+    def test_the_interval_holds_the_truth_as_often_as_it_says(self):
+        rng, hits = np.random.default_rng(0), 0
+        for _ in range(400):
+            noisy = [n**0.8 * np.exp(rng.normal(0, 0.2)) for n in SIZES]
+            found = timing.fit_exponent(SIZES, noisy)
+            hits += found.low <= 0.8 <= found.high
+        assert 0.92 <= hits / 400 <= 0.98
+
+    def test_two_sizes_have_a_slope_but_no_interval(self):
+        found = timing.fit_exponent((10, 1000), (1.0, 10.0))
+        assert found.exponent == pytest.approx(0.5) and np.isnan(found.low)
+
+    def test_one_size_and_no_time_are_refused(self):
+        with pytest.raises(ValueError, match="sizes must hold at least 2 different values"):
+            timing.fit_exponent((10, 10), (1.0, 2.0))
+        with pytest.raises(ValueError, match="seconds must be above 0"):
+            timing.fit_exponent((10, 20), (1.0, 0.0))
+
+
+class TestMedian:
+    """Medians between order statistics."""
+
+    def test_by_hand(self):
+        # Of 6 values the extremes miss the median with chance 2 / 64 = 3 %.
+        assert timing.median_interval([5.0, 1.0, 3.0, 2.0, 9.0, 4.0]) == (3.5, 1.0, 9.0, 6)
+        # Of 9 the second ones miss it with chance 2 * 10 / 512 = 3.9 %.
+        assert timing.median_interval(np.arange(9.0)) == (4.0, 1.0, 7.0, 9)
+
+    def test_few_values_have_no_interval(self):
+        found = timing.median_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+        assert found.median == 3 and np.isnan([found.low, found.high]).all()
+
+
+def test_actions_take_turns():
+    order = []
+    actions = {name: lambda name=name: order.append(name) for name in "abc"}
+    times = timing.time_in_turns(actions, repeats=2, progress=False)
+    assert order == list("abcabc")
+    assert {name: len(each) for name, each in times.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+def test_an_action_beyond_its_budget_is_not_repeated():
+    counts = {"slow": 0, "fast": 0}
+
+    def act(name, seconds):
+        counts[name] += 1
+        end = timing.time.perf_counter() + seconds
+        while timing.time.perf_counter() < end:
+            pass
+
+    actions = {"slow": lambda: act("slow", 0.02), "fast": lambda: act("fast", 0.0)}
+    times = timing.time_in_turns(actions, repeats=4, budget=0.01, progress=False)
+    assert counts["slow"] == len(times["slow"]) == 1
+    assert counts["fast"] == 4
+
+
+def test_repeats_are_checked():
+    with pytest.raises(ValueError, match="repeats must"):
+        timing.time_in_turns({}, repeats=0)
+
+
+class TestRecall:
+    """The share of the nearest rows that was found."""
+
+    rows = np.array([[1, 0], [0.8, 0.6], [0.6, 0.8], [0, 1]], dtype=np.float32)
+    east = np.array([[1, 0]], dtype=np.float32)
+
+    @pytest.mark.parametrize(
+        ("found", "share"), [([0, 1], 1.0), ([1, 0], 1.0), ([0, 3], 0.5), ([2, 3], 0.0)]
+    )
+    def test_by_hand(self, found, share):
+        nearest = np.array([[0, 1]])
+        assert contenders.recall(self.east, self.rows, np.array([found]), nearest) == share
+
+    def test_a_missing_row_is_a_miss(self):
+        found = np.array([[0, -1]])
+        assert contenders.recall(self.east, self.rows, found, np.array([[0, 1]])) == 0.5
+
+    def test_of_equal_rows_any_may_be_found(self):
+        rows = np.concatenate([self.rows, self.rows[1:2]])
+        found = np.array([[0, 4]])
+        assert contenders.recall(self.east, rows, found, np.array([[0, 1]])) == 1.0
+
+
+@pytest.mark.parametrize("name", [*contenders.of_kind("exact"), *contenders.of_kind("peer")])
+def test_exact_contenders_find_the_nearest(name):
+    rows, queries = unit_rows(211), unit_rows(13, seed=1)
+    found = contenders.CONTENDERS[name].build(rows).search(queries, 7)
+    expected = np.argsort(-(queries @ rows.T), axis=1)[:, :7]
+    assert np.array_equal(found, expected)
+
+
+def test_every_kind_of_contender_is_there():
+    assert contenders.of_kind("approximate") == ["HNSW", "IVF-PQ"]
+    assert contenders.of_kind("roof") == [contenders.ROOF]
+    assert set(draw.INDEX_STYLES) == set(contenders.CONTENDERS)
+
+
+def test_the_roof_does_the_whole_product(monkeypatch):
+    shapes, multiply = [], contenders.torch.mm
+
+    def counted(a, b, out):
+        shapes.append((a.shape, b.shape))
+        return multiply(a, b, out=out)
+
+    monkeypatch.setattr(contenders.torch, "mm", counted)
+    monkeypatch.setattr(contenders, "ROOF_BLOCK", 100)
+    contenders.MatrixProduct(unit_rows(211)).search(unit_rows(13), 7)
+    assert sum(a[0] * b[1] for a, b in shapes) == 13 * 211
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny trained run."""
+    folder = tmp_path_factory.mktemp("efficiency")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
+        made = train_run(config(SMALL, lr=200.0), folder / "seed0", progress=False)
+        assert made.splits.name == "tiny"  # read while the data is at hand
+        yield made
+
+
+@pytest.fixture(scope="module")
+def study(run):
+    options = {"k": 5, "k_eval": 7, "n_queries": 11, "repeats": 2, "progress": False}
+    return efficiency.efficiency(run, sizes=(40, 60, 150), **options)
+
+
+def test_rows_beyond_the_run_are_embedded_views(run):
+    rows = scaling.many_rows(run, 150, progress=False)
+    assert rows.shape == (150, 8)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=1), 1, atol=1e-5)
+    own = {row.tobytes() for row in run.rows("train")}
+    assert {row.tobytes() for row in rows[:60]} == own
+    # A random crop leaves about one image of nine where it was.
+    assert len(own & {row.tobytes() for row in rows[60:]}) < 30
+    np.testing.assert_array_equal(scaling.many_rows(run, 150, progress=False), rows)
+
+
+def test_views_are_embedded_once(run, monkeypatch):
+    first = scaling.augmented_rows(run, 90, progress=False)
+    monkeypatch.setattr(scaling, "embed", None)  # a second embedding would fail
+    np.testing.assert_array_equal(scaling.augmented_rows(run, 90, progress=False), first)
+
+
+def test_data_without_views_ends_with_its_rows(run, monkeypatch):
+    monkeypatch.setitem(run.splits.__dict__, "augmentation", ())
+    assert len(scaling.many_rows(run, 150, progress=False)) == 60
+    options = {"k": 5, "k_eval": 7, "n_queries": 5, "repeats": 1, "progress": False}
+    found = efficiency.efficiency(run, sizes=(40, 150), **options)
+    assert set(found.scaling["rows"]) == {40, 60}
+    assert "150 were asked for, more cannot be had" in " ".join(found.facts["value"])
+
+
+def test_scaling_has_its_schema(study):
+    columns = ["index", "settings", "rows", "metric", "value", "low", "high", "n"]
+    assert sorted(study.scaling.columns) == sorted(columns)
+    assert set(study.scaling["rows"]) == {40, 60, 150}
+    measured = study.scaling.groupby("index")["metric"].agg(set).to_dict()
+    timed = {"search_ms", "build_seconds", "recall"}
+    assert measured["scikit-learn"] == timed
+    assert measured[contenders.ROOF] == {"search_ms"}
+    assert measured["HNSW"] == measured["torch"] == timed | {"memory_mb"}
+    exact = study.scaling[study.scaling["index"].isin(["Flat L2", "Flat IP", "torch"])]
+    assert exact.loc[exact["metric"] == "recall", "value"].eq(1).all()
+    assert (study.scaling["value"] >= 0).all()
+
+
+def test_memory_counts_rows_and_links(study):
+    sizes = study.scaling[study.scaling["metric"] == "memory_mb"].set_index(["index", "rows"])
+    assert sizes.loc[("Flat IP", 150), "value"] == pytest.approx(150 * 8 * 4 / 1e6)
+    assert sizes.loc[("HNSW", 150), "value"] > 2 * sizes.loc[("Flat IP", 150), "value"]
+
+
+def test_exponents_cover_searches_and_what_is_built(study):
+    pairs = set(study.exponents[["index", "metric"]].itertuples(index=False, name=None))
+    builds = {(name, "build_seconds") for name in ("HNSW", "IVF-PQ")}
+    assert pairs == {(name, "search_ms") for name in contenders.CONTENDERS} | builds
+
+
+def test_stages_are_stacked_from_what_was_timed():
+    rounds = {"embedding": [4.0] * 7, "search": [1.0] * 7, "uniform": [0.5] * 7}
+    rounds["attention"] = [2.0, 2.0, 2.5, 2.5, 2.5, 3.0, 3.0]
+    table = stages.stage_table({"all at once": rounds})
+    values = table.set_index(["method", "stage"])["value"]
+    assert values["uniform"].to_dict() == {"embedding": 4.0, "search": 1.0, "vote": 0.5}
+    assert values["attention", "attention"] == 2.0  # 2.5 beyond the vote's 0.5
+    over = stages.overheads({"all at once": rounds}).set_index("scope")
+    assert over.loc["search and vote", "ratio"] == pytest.approx(3.5 / 1.5)
+    assert over.loc["embedding, search and vote", "ratio"] == pytest.approx(7.5 / 5.5)
+    assert over["extra_ms"].eq(2.0).all()
+    assert over.loc["search and vote", ["low", "high"]].tolist() == pytest.approx([2.0, 4 / 1.5])
+
+
+def test_stages_of_a_run(study):
+    assert set(study.stages["batch"]) == {"all at once", "one by one"}
+    counted = study.stages.groupby(["batch", "method"]).size()
+    assert set(counted.xs("uniform", level="method")) == {3}
+    assert set(counted.xs("attention", level="method")) == {4}
+    assert study.overhead["n"].eq(2).all()
+
+
+def test_figures_are_drawn(study):
+    use_style()
+    panels = ["build_seconds", "recall", "memory_mb", "search_ms"]
+    figure = draw.scaling_panels(efficiency.drawn(study), metrics=panels, real_rows=study.n_real)
+    assert len(figure.axes) == 4
+    names = {text.get_text() for text in figure.axes[3].texts}
+    assert names == set(contenders.CONTENDERS)
+    assert {text.get_text() for text in figure.axes[1].texts} == {"HNSW", "IVF-PQ"}
+    bars = draw.stage_bars(study.stages)
+    assert len(bars.axes) == 2 and len(bars.axes[0].patches) == 7
+
+
+def known_study(study, flat, graph, recalls):
+    """Return a study with known figures at 1 000 and 10 000 rows."""
+    rows = []
+    for name in contenders.CONTENDERS:
+        for place, n in enumerate((1_000, 10_000)):
+            search = {"HNSW": graph, contenders.ROOF: [f / 2 for f in flat]}.get(name, flat)
+            recall = recalls[place] if name == "HNSW" else 1.0
+            built = {"HNSW": 40.0, "IVF-PQ": 9.0}.get(name, 0.0)
+            values = {"search_ms": search[place], "recall": recall, "build_seconds": built}
+            rows += [
+                {"index": name, "settings": "", "rows": n, "metric": metric, "value": value}
+                for metric, value in values.items()
+            ]
+    table = pd.DataFrame(rows).assign(low=np.nan, high=np.nan, n=1)
+    fields = vars(study) | {"scaling": table, "exponents": scaling.scaling_exponents(table)}
+    return efficiency.Efficiency(**fields)
+
+
+def test_the_verdict_is_computed(study):
+    made = known_study(study, flat=[0.1, 1.0], graph=[0.2, 0.5], recalls=[1.0, 0.99])
+    text = efficiency.verdict(made)
+    assert "HNSW: faster than Flat IP at a recall of 0.95 from 10,000 rows on." in text
+    assert "takes 0.50 of the time at a recall of 0.990, and its build pays after 80,000" in text
+    assert "2.0 times the bare matrix product" in text
+    assert "Flat IP 1.00" in text and "HNSW 0.40" in text  # log10 of 10 and of 2.5
+
+
+def test_a_fast_index_that_misses_is_not_called_good(study):
+    made = known_study(study, flat=[0.1, 1.0], graph=[0.05, 0.5], recalls=[1.0, 0.7])
+    assert "HNSW: not both faster than Flat IP and at a recall of 0.95" in efficiency.verdict(made)
+
+
+@pytest.mark.parametrize(("extra", "word"), [(0.2, "(under the"), (3.0, "(not under the")])
+def test_the_published_bound_is_decided(study, extra, word):
+    over = study.overhead.assign(extra_ms=extra)
+    made = efficiency.Efficiency(**(vars(study) | {"overhead": over}))
+    assert efficiency.verdict(made).count(word) == 2
+
+
+def test_a_busy_machine_is_named(study):
+    busy = efficiency.Efficiency(**(vars(study) | {"loads": (0.1, 9.5), "cores": 2}))
+    assert "It was busy (load 9.5 on 2 cores)." in efficiency.verdict(busy)
+    quiet = efficiency.Efficiency(**(vars(study) | {"loads": (0.1, 0.5), "cores": 2}))
+    assert "busy" not in efficiency.verdict(quiet)
+
+
+def test_the_printed_table_has_one_row_an_index_and_size(study):
+    table = efficiency.scaling_table(study)
+    assert len(table) == 3 * len(contenders.CONTENDERS)
+    assert table["index"].tolist()[:7] == list(contenders.CONTENDERS)

@@ -1,0 +1,279 @@
+"""Errata study: every fault shows, with the sign it must have, on data made for it."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import make_blobs
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from attnknn.attention import NeighbourAttention
+from attnknn.config import RunConfig
+from attnknn.measure import accuracy, negative_log_likelihood
+from attnknn.plot import errata as figures
+from attnknn.plot import use_style
+from attnknn.studies import costs, errata, selection
+from attnknn.studies.errata_case import PLAIN_ATTENTION, Case, Pair
+from attnknn.trained import TrainedRun
+
+N_CLASSES = 5
+
+
+def made_run(seed=0, *, spread=0.6, n_blobs=N_CLASSES, seen_spread=None):
+    """Return what the study reads of a run, over blobs; seen rows may lie tighter than others."""
+    blobs = make_blobs(3, n_rows=211, n_queries=240, spread=spread, n_blobs=n_blobs)
+    rows, labels = blobs.rows, blobs.labels
+    if seen_spread is not None:
+        tight = make_blobs(3, n_rows=211, n_queries=2, spread=seen_spread, n_blobs=n_blobs)
+        rows, labels = tight.rows, tight.labels
+    parts = {
+        "train": (rows, labels),
+        "val": (blobs.queries[:120], blobs.query_labels[:120]),
+        "test": (blobs.queries[120:], blobs.query_labels[120:]),
+    }
+    config = RunConfig.from_flat({"seed": seed, "fit_batch_size": 40, "trust_neighbours": 7})
+    run = TrainedRun(Path("made by a test"), config, {"class_names": list("abcde")})
+    # What would be read from the folder.
+    tensors = {}
+    for part, (own, its_labels) in parts.items():
+        tensors[f"{part}_rows"] = torch.from_numpy(own)
+        tensors[f"{part}_labels"] = torch.from_numpy(its_labels)
+    run.__dict__["_tensors"] = tensors
+    return run
+
+
+@pytest.fixture(scope="module")
+def case():
+    return Case(made_run(), k_eval=11, k_baseline=7, epochs=4, max_queries=100)
+
+
+def gain(pair: Pair, measure) -> float:
+    """Return faulty minus corrected."""
+    return measure(pair.faulty, pair.labels) - measure(pair.corrected, pair.labels)
+
+
+def test_self_retrieval_flatters(case):
+    pair = errata.self_retrieval(case)
+    assert gain(pair, accuracy) > 0 and gain(pair, negative_log_likelihood) < 0
+    assert "At k = 1 accuracy is 100.0 %" in pair.detail
+
+
+def test_self_retrieval_leaves_the_runs_memory_alone(case):
+    errata.self_retrieval(case)
+    assert len(case.run.bank) == 211
+
+
+def test_an_attention_fitted_on_self_retrieval_believes_its_nearest(case):
+    pair = errata.self_retrieval_in_fit(case)
+    # It learned that the nearest row is always right: over-confident where that is not so.
+    assert gain(pair, negative_log_likelihood) > 0
+    assert pair.faulty.max(axis=1).mean() > pair.corrected.max(axis=1).mean()
+
+
+def test_an_attention_fitted_on_tidy_seen_rows_is_overconfident():
+    tidy = made_run(spread=0.8, seen_spread=0.15)
+    pair = errata.seen_queries(Case(tidy, k_eval=11, k_baseline=7, epochs=6, max_queries=100))
+    assert gain(pair, negative_log_likelihood) > 0
+    assert pair.faulty.max(axis=1).mean() > pair.corrected.max(axis=1).mean()
+
+
+def test_the_faulty_and_the_corrected_fit_get_equally_many_queries(case, monkeypatch):
+    sizes = []
+    fit = Case.fit
+
+    def counted(self, config, found, labels):
+        sizes.append(len(labels))
+        return fit(self, config, found, labels)
+
+    monkeypatch.setattr(Case, "fit", counted)
+    fresh = replace(case)
+    errata.seen_queries(fresh)
+    assert sizes == [100, 100]
+
+
+def test_the_published_label_bias_is_a_no_op(case):
+    torch.manual_seed(0)
+    near = case.found.test.nearest(7)
+    effects = {}
+    for form in ("neighbourhood", "neighbour"):
+        config = replace(PLAIN_ATTENTION, label_bias=form)
+        module = NeighbourAttention(config, dim=case.run.bank.dim, n_classes=N_CLASSES).eval()
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        effects[form] = errata.bias_effect(module, near)
+        for name, value in module.state_dict().items():
+            assert torch.equal(value, before[name])  # what was learned is put back
+    assert effects["neighbourhood"] < 1e-6 < 0.01 < effects["neighbour"]
+
+
+def test_zero_support_by_hand():
+    votes = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    probs = errata.published_floor(votes, 1e-9)
+    nll = negative_log_likelihood(probs, np.array([1, 0]))
+    assert nll == pytest.approx((-np.log(1e-9) - np.log(0.5)) / 2, rel=1e-6)
+
+
+def test_zero_support_ruins_the_nll_and_keeps_the_accuracy(case):
+    pair = errata.zero_support(case)
+    assert gain(pair, negative_log_likelihood) > 0.1
+    assert gain(pair, accuracy) == 0
+    assert "infinite" in pair.detail
+
+
+def test_the_detail_of_zero_support_by_hand():
+    # One row of two has no vote: -log 1e-9 = 20.72 of 20.72 + 0.69; a floor ten times larger
+    # saves log(10) on it, 1.151 on average.
+    faulty = {
+        name: np.array([[1 - floor, floor], [0.5, 0.5]])
+        for name, floor in errata.PUBLISHED_FLOORS.items()
+    }
+    text = errata.support_detail(faulty, np.array([1, 0]), np.array([True, False]))
+    assert "50.00 %" in text and "97 % of it" in text and "1.151 better" in text
+    none = errata.support_detail(faulty, np.array([1, 0]), np.zeros(2, dtype=bool))
+    assert "every label got a vote" in none
+
+
+def test_temperature_one_on_squares_is_nearly_uniform():
+    # Small tight blobs of alternating classes: far neighbours are of another class.
+    run = made_run(spread=0.3, n_blobs=60)
+    case = Case(run, k_eval=11, k_baseline=11, epochs=1, max_queries=50)
+    pair = errata.unit_temperature_on_squares(case)
+    assert gain(pair, negative_log_likelihood) > 0
+    assert case.distance.temperature < 0.5
+
+
+def test_inverted_weights_prefer_the_farthest():
+    weights = errata.inverted_weights(torch.tensor([[0.9, 0.5, 0.1]]), 1.0)[0]
+    assert weights[0] < weights[1] < weights[2]
+    assert (weights[2] / weights[0]).item() == pytest.approx(np.exp(0.8))
+
+
+def test_inverted_similarities_cost(case):
+    run = made_run(spread=0.3, n_blobs=60)
+    pair = errata.inverted_similarity(Case(run, k_eval=11, k_baseline=11))
+    assert gain(pair, accuracy) < 0 < gain(pair, negative_log_likelihood)
+
+
+def test_entropy_alone_ends_at_uniform_weights(case):
+    pair = errata.entropy_only(case)
+    text = pair.detail.split("at ")[1]
+    assert float(text.split(" %")[0]) > 99.5
+
+
+def test_adaptive_k_at_one_half_cannot_reach_its_largest(case):
+    detail = errata.adaptive_threshold(case).detail
+    assert detail.startswith("0.0 % of the test queries reach k = 11")
+
+
+class TestSelection:
+    """Choosing among settings that are all worth the same."""
+
+    def coin_flips(self, n_settings, n_rows=400):
+        rng = np.random.default_rng(0)
+        labels = rng.integers(2, size=n_rows)
+        tables = []
+        for _ in range(n_settings):
+            first = rng.uniform(0.2, 0.8, n_rows)
+            tables.append(np.stack([first, 1 - first], axis=1))
+        return tables, labels
+
+    def test_the_chosen_one_looks_better_than_it_is(self):
+        tables, labels = self.coin_flips(30)
+        gaps = selection.selection_optimism(tables, labels, n_halves=50)
+        assert len(gaps) == 100 and list(gaps.columns) == ["accuracy", "nll", "ece"]
+        assert (gaps["accuracy"] >= 0).all() and gaps["accuracy"].mean() > 0.03
+        by_nll = selection.selection_optimism(tables, labels, criterion="nll", n_halves=50)
+        assert (by_nll["nll"] <= 0).all()
+
+    def test_without_a_choice_nothing_is_gained(self):
+        tables, labels = self.coin_flips(1)
+        gaps = selection.selection_optimism(tables, labels, n_halves=5)
+        assert (gaps == 0).all(axis=None)
+
+    def test_by_hand(self):
+        # Setting 0 is right on rows 0 and 1, setting 1 on rows 2 and 3. Halves {0, 1} and {2, 3}
+        # each choose their own: right on all of theirs, where the other's choice is on none.
+        sure = np.array([[0.9, 0.1]] * 2 + [[0.1, 0.9]] * 2)
+        labels = np.zeros(4, dtype=np.int64)
+        gaps = selection.selection_optimism([sure, sure[::-1].copy()], labels, n_halves=40)
+        assert set(gaps["accuracy"].round(6)) <= {0.0, 1.0} and gaps["accuracy"].max() == 1.0
+
+    def test_bad_input(self):
+        tables, labels = self.coin_flips(2)
+        with pytest.raises(ValueError, match="n_halves must be an integer of at least 1"):
+            selection.selection_optimism(tables, labels, n_halves=0)
+
+
+@pytest.fixture(scope="module")
+def found():
+    options = {"k_eval": 11, "k_baseline": 7, "errata_epochs": 2, "errata_queries": 60}
+    runs = [made_run(seed) for seed in (0, 1)]
+    return costs.fault_costs(runs, n_halves=5, progress=False, **options)
+
+
+def test_the_table_has_every_fault_in_every_measure(found):
+    expected = {fault.name for fault in errata.FAULTS}
+    expected |= {"selection by reported accuracy", "selection by reported NLL"}
+    assert set(found.table["fault"]) == expected
+    assert (
+        found.table.groupby("fault")["metric"].agg(set).map(lambda m: m == set(costs.METRICS)).all()
+    )
+    assert set(found.table["n_seeds"]) == {2}
+    assert set(found.table["effect"]) <= {*costs.EFFECTS.values(), costs.UNCLEAR}
+
+
+def test_the_printed_table_has_one_row_a_fault(found):
+    table = costs.cost_table(found)
+    assert len(table) == found.table["fault"].nunique()
+    assert list(table.columns) == ["fault", "measured on", "accuracy (points)", "NLL", "ECE"]
+
+
+def test_the_verdict_has_one_sentence_a_fault_and_says_how_noisy_an_accuracy_is(found):
+    text = costs.verdict(found)
+    for fault in errata.FAULTS:
+        assert f"**{fault.name}**: {fault.wrong}" in text
+    assert f"±{100 * found.accuracy_noise:.2f} points" in text
+
+
+def test_sentences_follow_from_the_rows():
+    rows = pd.DataFrame(
+        {
+            "metric": ["accuracy", "nll"],
+            "difference": [0.012, 0.5],
+            "low": [0.01, 0.4],
+            "high": [0.014, 0.6],
+            "effect": ["looks better than it is", costs.UNCLEAR],
+        }
+    )
+    assert costs.effect_sentence(rows) == (
+        "It makes accuracy look better than it is (+1.20 [+1.00, +1.40])."
+    )
+    assert costs.effect_sentence(rows.iloc[1:]) == "It makes no difference at this size."
+
+
+def test_effects_are_named_for_what_they_are():
+    sure, unsure = np.tile([0.99, 0.01], (60, 1)), np.tile([0.6, 0.4], (60, 1))
+    labels = np.zeros(60, dtype=np.int64)
+    for misleads, word in ((True, "looks worse than it is"), (False, "worse")):
+        fault = replace(errata.FAULTS[0], misleads=misleads)
+        table = costs.paired_cost(fault, [Pair(unsure, sure, labels)])
+        assert table.set_index("metric").loc["nll", "effect"] == word
+
+
+def test_the_forest_is_drawn(found):
+    use_style()
+    figure = figures.cost_forest(found.table)
+    assert len(figure.axes) == 3
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert names == list(dict.fromkeys(found.table["fault"]))
+    plt.close("all")
+
+
+def test_the_plain_attention_has_similarity_alone():
+    assert list(NeighbourAttention(PLAIN_ATTENTION, dim=3, n_classes=2).parts) == ["similarity"]

@@ -1,0 +1,239 @@
+"""Long-tail study: groups worked out by hand, exact searches, a table that has its schema."""
+
+import numpy as np
+import pytest
+import torch
+from tiny import SMALL, config, tiny_splits
+
+import attnknn.trained as trained_module
+from attnknn.baselines import PriorCorrected, calibrate, candidates, fit_baseline
+from attnknn.classify import Distance, predict
+from attnknn.corrupt import long_tail_rows
+from attnknn.measure import accuracy
+from attnknn.studies import long_tail, tail_memory
+from attnknn.studies.contest import search_run
+from attnknn.train import train_run
+
+RATIOS = (1.0, 0.25)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two seeds of a tiny training."""
+    folder = tmp_path_factory.mktemp("tails")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
+        settings = [config(SMALL, seed=seed, lr=200.0) for seed in (0, 1)]
+        yield [train_run(s, folder / f"seed{s.seed}", progress=False) for s in settings]
+
+
+@pytest.fixture(scope="module")
+def study(runs):
+    options = {"k_eval": 7, "k_baseline": 5, "progress": False}
+    return long_tail.memory_tail(runs, ratios=RATIOS, **options)
+
+
+def test_groups_are_thirds_by_memory_rows():
+    groups = tail_memory.shot_groups(np.array([5, 90, 40, 3, 60, 40, 1]))
+    assert {name: ids.tolist() for name, ids in groups.items()} == {
+        "many": [1, 4, 2],  # of the two classes of 40 rows the lower comes first
+        "medium": [5, 0],
+        "few": [3, 6],
+    }
+
+
+def test_two_classes_have_no_medium():
+    groups = tail_memory.shot_groups(np.array([3, 8]))
+    assert {name: ids.tolist() for name, ids in groups.items()} == {"many": [1], "few": [0]}
+
+
+def test_accuracy_of_groups_by_hand():
+    labels = np.array([0, 0, 1, 1, 2])
+    predicted = np.array([0, 1, 1, 1, 0])
+    probs = np.full((5, 3), 0.1)
+    probs[np.arange(5), predicted] = 0.8
+    groups = {"many": np.array([0]), "medium": np.array([1]), "few": np.array([2])}
+    rows = tail_memory.tail_measures({"m": probs}, labels, groups, {"ratio": 0.5})
+    found = {(row["classes"], row["metric"]): row["value"] for row in rows}
+    assert all(row["ratio"] == 0.5 and row["method"] == "m" for row in rows)
+    assert found["many", "accuracy"] == 0.5
+    assert found["medium", "accuracy"] == 1.0
+    assert found["few", "accuracy"] == 0.0
+    assert found["all", "accuracy"] == pytest.approx(3 / 5)
+    assert found["all", "balanced_accuracy"] == pytest.approx((0.5 + 1 + 0) / 3)
+    assert found["all", "nll"] == pytest.approx(-(3 * np.log(0.8) + 2 * np.log(0.1)) / 5)
+
+
+def test_a_group_without_test_rows_has_no_accuracy():
+    probs = np.full((2, 3), 1 / 3)
+    groups = {"many": np.array([0]), "few": np.array([2])}
+    rows = tail_memory.tail_measures({"m": probs}, np.array([0, 0]), groups, {})
+    assert {row["classes"] for row in rows} == {"all", "many"}
+
+
+def test_memory_sizes_follow_the_definition(runs):
+    # 20 rows a class, 3 classes, ratio 0.25: 20 * 0.25 ** (c / 2)
+    sizes = tail_memory.memory_sizes(runs[0], RATIOS)
+    assert sizes.to_numpy().tolist() == [[20, 20, 20], [20, 10, 5]]
+    assert sizes.index.tolist() == list(RATIOS)
+
+
+def test_the_search_of_what_is_left_is_exact(runs):
+    run = runs[0]
+    bank = tail_memory.tailed_bank(run, 0.25)
+    found = tail_memory.search_bank(run, bank, 7)
+    kept = tail_memory.tail_rows(run, 0.25)
+    cosines = run.rows("test") @ run.rows("train")[kept].T
+    expected = -np.sort(-cosines, axis=1)[:, :7]
+    np.testing.assert_allclose(found.test.scores.numpy(), expected, atol=1e-5)
+    assert np.array_equal(bank.labels.numpy(), run.labels("train")[kept])
+    assert found.test.ids.max() < len(kept) == 35
+
+
+def test_trust_and_prototypes_come_from_what_is_left(runs):
+    full, tailed = runs[0].bank.view, tail_memory.tailed_bank(runs[0], 0.25).view
+    assert len(tailed.trust) == 35 < len(full.trust)
+    assert not torch.allclose(tailed.prototypes[2], full.prototypes[2])
+
+
+def test_held_out_queries_are_thinned_like_the_memory_by_another_draw(runs):
+    run = runs[0]
+    whole = search_run(run, 7)
+    here = tail_memory.thinned(whole, 0.25, run)
+    # 10 held-out rows a class
+    assert np.bincount(here.held_out_labels).tolist() == [10, 5, 2]
+    assert len(here.held_out.ids) == 17 and here.test is whole.test
+    same_draw = long_tail_rows(run.labels("val"), 0.25, n_classes=3, seed=run.config.seed)
+    assert not torch.equal(here.held_out.queries, whole.held_out.queries[same_draw])
+
+
+def test_balancing_weights_by_hand():
+    weights = tail_memory.balancing_weights(np.array([0, 0, 0, 2]))
+    np.testing.assert_allclose(weights, [2 / 3, 2 / 3, 2 / 3, 2])
+    assert weights.mean() == 1
+
+
+def test_the_table_has_every_level_method_and_measure(study):
+    assert set(study.table.columns) == {
+        *("dataset", "seed", "corrupted", "ratio", "held_out", "method", "classes", "metric"),
+        "value",
+    }
+    assert set(study.table["corrupted"]) == {"memory only"}
+    assert set(study.table["seed"]) == {0, 1}
+    levels = set(study.table[["ratio", "held_out"]].itertuples(index=False, name=None))
+    assert levels == {(r, h) for r in RATIOS for h in long_tail.HELD_OUT_ROWS}
+    measured = study.table.groupby(["seed", "ratio", "held_out", "method"]).size()
+    assert measured.eq(len(tail_memory.MEASURES) + 3).all()
+    assert set(study.table["method"]) == {"uniform", "distance", *long_tail.CURVES}
+    transfer = study.table[study.table["method"] == "attention, transfer"]
+    assert set(transfer["held_out"]) == {"balanced"}
+
+
+def test_a_full_memory_is_the_run_itself(runs, study):
+    level = long_tail.TailLevel(1.0, "balanced")
+    found = search_run(runs[0], 7)
+    own = predict(runs[0].method(7), found.test)
+    np.testing.assert_allclose(study.probs[level]["attention"][0], own, atol=1e-6)
+    for name in ("long-tailed", "reweighted"):
+        again = study.probs[long_tail.TailLevel(1.0, name)]["attention"][0]
+        np.testing.assert_array_equal(again, study.probs[level]["attention"][0])
+
+
+def test_every_method_gives_full_support(study):
+    for level, methods in study.probs.items():
+        for name, seeds in methods.items():
+            assert min(probs.min() for probs in seeds) > 0, (level, name)
+
+
+def test_a_run_trained_on_a_long_tail_has_no_milder_one(runs, monkeypatch):
+    data = runs[0].config.data
+    monkeypatch.setitem(data.__dict__, "train_tail", 0.25)
+    made = long_tail.memory_tail(
+        runs[:1], ratios=(1.0, 0.1), held_out=["balanced"], k_eval=7, k_baseline=5, progress=False
+    )
+    assert set(made.table["ratio"]) == {0.25, 0.1}
+
+
+def test_curves_and_tables_are_ready_to_draw(runs, study):
+    curves = long_tail.curves(study, held_out="balanced")
+    assert set(curves["imbalance"]) == {1.0, 4.0} and set(curves["classes"]) == {"all"}
+    groups = long_tail.curves(study, held_out="balanced", groups=True)
+    assert set(groups["metric"]) == set(long_tail.group_titles(study).values())
+    assert groups["value"].max() > 1  # per cent
+    shown = long_tail.tail_table(study.table)
+    assert list(dict.fromkeys(shown["held-out rows"])) == list(long_tail.HELD_OUT_ROWS)
+    assert list(dict.fromkeys(shown["ratio"])) == ["1", "0.25"]
+    listed = long_tail.group_table(study, runs[0].class_names)
+    assert listed["classes"].tolist() == ["a", "b", "c"]
+    assert listed["rows a class, ratio 0.25"].tolist() == ["20", "10", "5"]
+
+
+def test_comparisons_and_verdict_cover_the_longest_tail(study):
+    compared = long_tail.comparisons(study, metrics=("accuracy",))
+    assert set(compared["classes"]) == {"all", "many", "medium", "few"}
+    few = compared[(compared["classes"] == "few") & (compared["ratio"] == 0.25)]
+    assert few["n_rows"].eq(8).all()  # test rows of one class of three
+    text = long_tail.verdict(study, compared)
+    for words in ("ratio 0.25", "**accuracy of few-shot classes**", "held-out rows reweighted"):
+        assert words in text
+    assert "attention: " in text.split("What the tail costs")[1]
+
+
+def test_the_cost_of_the_tail_is_a_paired_difference(study):
+    full, tail = (long_tail.TailLevel(ratio, "balanced") for ratio in RATIOS)
+    before, after = (
+        np.mean([accuracy(probs, study.labels) for probs in study.probs[level]["attention"]])
+        for level in (full, tail)
+    )
+    lost = 100 * (after - before)
+    assert f"- attention: {lost:+.2f} points" in long_tail.cost_of_tail(study)
+
+
+class TestPriorCorrected:
+    """The vote divided by the class shares of the memory."""
+
+    def test_by_hand(self, circle, east):
+        # Neighbours at distances 0, 1 and root 2 with labels 0, 1, 1; shares 1/4, 2/4, 1/4.
+        found = circle.search(east, 3)
+        raw = np.exp(-np.array([0, 1, np.sqrt(2)])) / np.array([0.25, 0.5, 0.5])
+        weights = PriorCorrected(3).weights(found)[0].numpy()
+        np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-5)
+        votes = PriorCorrected(3).votes(found)[0].numpy()
+        np.testing.assert_allclose(votes[:2], [weights[0], weights[1] + weights[2]], rtol=1e-5)
+
+    def test_it_is_the_vote_divided_by_the_shares(self, neighbours):
+        view = neighbours.view
+        shares = view.labels.bincount(minlength=view.n_classes) / len(view.labels)
+        divided = Distance(11, 0.2).votes(neighbours) / shares
+        expected = divided / divided.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(PriorCorrected(11, 0.2).votes(neighbours), expected)
+
+    def test_without_strength_it_is_the_distance_vote(self, neighbours):
+        plain = Distance(11, 0.3).votes(neighbours)
+        torch.testing.assert_close(PriorCorrected(11, 0.3, 0.0).votes(neighbours), plain)
+
+    def test_it_is_tuned_like_the_others(self, neighbours, blobs):
+        tried = candidates("prior-corrected", 11)
+        assert all(isinstance(each, PriorCorrected) and each.strength == 1 for each in tried)
+        best = fit_baseline("prior-corrected", neighbours, blobs.query_labels)
+        losses = [calibrate(each, neighbours, blobs.query_labels).nll for each in tried]
+        assert best.nll == min(losses)
+
+    @pytest.mark.parametrize(
+        ("setting", "value"), [("temperature", 0.0), ("strength", 1.5), ("strength", -0.1)]
+    )
+    def test_impossible_settings_are_refused(self, setting, value):
+        with pytest.raises(ValueError, match=f"{setting} must"):
+            PriorCorrected(**({"k": 3} | {setting: value}))
+
+
+def test_weights_count_queries_as_often(neighbours, blobs):
+    """A query of weight 2 is a query that comes twice."""
+    weights = np.ones(29)
+    weights[:7] = 2
+    twice = torch.cat([torch.arange(29), torch.arange(7)])
+    weighted = fit_baseline("uniform", neighbours, blobs.query_labels, weights=weights)
+    repeated = fit_baseline("uniform", neighbours.of_queries(twice), blobs.query_labels[twice])
+    assert weighted.method == repeated.method
+    assert weighted.nll == pytest.approx(repeated.nll)
+    np.testing.assert_allclose(weighted.calibration, repeated.calibration, rtol=1e-3)

@@ -1,0 +1,170 @@
+"""Training + memory: runs trained with a fault are read, checked and told apart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny import SMALL, config, tiny_splits
+
+import attnknn.trained as trained_module
+from attnknn.config import ConfigError
+from attnknn.pipeline import make_grid
+from attnknn.studies import label_noise, long_tail, retrained
+from attnknn.studies.contest import search_run
+from attnknn.train import train_run
+
+GRIDS = Path(__file__).parents[1] / "notebooks/params/grids"
+OPTIONS = {"k_eval": 7, "k_baseline": 5, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A clean run of two seeds, and one seed each of three runs with a fault, two in a grid."""
+    root = tmp_path_factory.mktemp("results")
+    wanted = {
+        "clean": [{}, {"seed": 1}],
+        "noise-0.3": [{"train_noise": 0.3}],
+        "tails/train_tail=0.25": [{"train_tail": 0.25}],
+        "tails/train_tail=0.5": [{"train_tail": 0.5, "epochs": 3}],
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
+        patch.setenv("ATTNKNN_RESULTS", str(root))
+        for name, seeds in wanted.items():
+            for settings in seeds:
+                made = config(SMALL, lr=200.0, **settings)
+                train_run(made, root / name / f"seed{made.seed}", progress=False)
+        yield root
+
+
+@pytest.fixture(scope="module")
+def runs(folder):
+    return retrained.load_seeds(folder / "clean")
+
+
+@pytest.fixture(scope="module")
+def tails(runs):
+    """Memory-only and retrained long tails."""
+    kinds = {"held_out": ["balanced", "reweighted"]}
+    base = long_tail.memory_tail(runs, ratios=(1.0, 0.25), **kinds, **OPTIONS)
+    return base, retrained.retrained_tail(["tails"], base, runs, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def noises(runs):
+    """Memory-only and retrained label noise."""
+    base = label_noise.memory_noise(runs[:1], rates=(0.0, 0.3), kinds=("symmetric",), **OPTIONS)
+    return base, retrained.retrained_noise(["noise-0.3", "tails"], base, runs, **OPTIONS)
+
+
+def test_names_paths_and_grids_become_run_folders(folder):
+    found = retrained.variant_folders(["noise-0.3", str(folder / "tails")])
+    assert [path.name for path in found] == ["noise-0.3", "train_tail=0.25", "train_tail=0.5"]
+
+
+def test_a_folder_without_a_run_is_refused(folder):
+    with pytest.raises(ConfigError, match="retrained_runs must name finished runs"):
+        retrained.variant_folders(["nothing-here"])
+
+
+def test_memory_and_labels_are_those_of_the_memory_only_study(folder, runs):
+    """At one seed only the embedder differs: the comparison is paired."""
+    noisy, tailed = (
+        retrained.load_seeds(folder / n)[0] for n in ("noise-0.3", "tails/train_tail=0.25")
+    )
+    flipped = retrained.flip_labels(runs[0].labels("train"), 0.3, n_classes=3, seed=0)
+    np.testing.assert_array_equal(noisy.labels("train"), flipped)
+    kept = long_tail.tailed_bank(runs[0], 0.25).labels.numpy()
+    np.testing.assert_array_equal(tailed.labels("train"), kept)
+    assert not np.allclose(noisy.rows("test"), runs[0].rows("test"))
+
+
+def test_the_tail_study_covers_the_runs_and_shares_the_balanced_level(tails):
+    base, again = tails
+    assert set(again.table["corrupted"]) == {"training + memory"}
+    levels = set(again.table[["ratio", "held_out"]].itertuples(index=False, name=None))
+    ratios, kinds = (1.0, 0.25, 0.5), ("balanced", "reweighted")
+    assert levels == {(ratio, kind) for ratio in ratios for kind in kinds}
+    assert set(level.ratio for level in again.probs) == {0.25, 0.5}
+    assert "attention, transfer" not in set(again.table["method"])
+    assert again.groups is base.groups
+    assert again.sizes.loc[0.25].tolist() == [20, 10, 5]
+    own = base.table.query("ratio == 1 and method == 'attention'")["value"].to_numpy()
+    shared = again.table.query("ratio == 1 and method == 'attention'")["value"].to_numpy()
+    np.testing.assert_array_equal(own, shared)
+
+
+def test_balanced_queries_use_the_attention_of_the_run(folder, tails):
+    run = retrained.load_seeds(folder / "tails/train_tail=0.25")[0]
+    probs = retrained.predict(run.method(7), search_run(run, 7).test)
+    level = long_tail.TailLevel(0.25, "balanced")
+    np.testing.assert_allclose(tails[1].probs[level]["attention"][0], probs, atol=1e-6)
+
+
+def test_the_noise_study_leaves_tails_out(noises):
+    _, again = noises
+    assert set(again.probs) == {label_noise.Level("symmetric", 0.3, h) for h in ("clean", "noisy")}
+    assert set(again.table["rate"]) == {0.0, 0.3}
+    assert set(again.table["corrupted"]) == {"training + memory"}
+    assert {"uniform", "distance (tuned)", "attention"} <= set(again.table["method"])
+    clean, noisy = (again.probs[level]["attention"][0] for level in again.probs)
+    assert not np.allclose(clean, noisy)
+
+
+def test_both_studies_stay_apart_in_one_table(noises):
+    base, again = noises
+    both = retrained.both_tables(base.table, again.table)
+    counts = both["corrupted"].value_counts()
+    assert counts["memory only"] == len(base.table)
+    assert counts["training + memory"] == len(again.table)
+
+
+def test_the_verdict_pairs_the_seeds_that_both_have(tails):
+    base, again = tails
+    text = retrained.verdict(base, again, metrics=("accuracy",))
+    level = long_tail.TailLevel(0.25, "balanced")
+    right = [s.probs[level]["attention"][0].argmax(axis=1) == base.labels for s in (again, base)]
+    assert f"{right[0].mean() - right[1].mean():+.4f}" in text
+    assert text.count("\n- ") == 2  # the ratio that both have, twice; 0.5 is only retrained
+    assert "ratio 0.25, held-out balanced: **accuracy**" in text
+
+
+def test_without_runs_nothing_is_claimed(tails, runs):
+    base, _ = tails
+    again = retrained.retrained_tail([], base, runs, **OPTIONS)
+    assert len(again.table) == 0 and again.probs == {}
+    assert "No retrained runs were given" in retrained.verdict(base, again)
+    both = retrained.both_tables(base.table, again.table)
+    assert len(both) == len(base.table)
+
+
+def test_facts_name_the_fault_and_the_steps(runs):
+    facts = retrained.variant_facts(["noise-0.3", "tails"], runs).set_index("run")
+    assert facts.loc["clean", "wrong labels"] == "none"
+    assert facts.loc["noise-0.3", "wrong labels"] == "30 % symmetric"
+    assert facts.loc["train_tail=0.25", "training rows"] == 35
+    assert facts.loc["train_tail=0.5", "steps"] == 3 * (44 // 20)
+
+
+def test_other_settings_are_refused(runs, folder):
+    variant = retrained.load_seeds(folder / "noise-0.3")[0]
+    training = replace(variant.config.training, epochs=9)
+    other = replace(variant, config=replace(variant.config, training=training))
+    assert retrained.other_settings(runs[0], variant) == ""
+    assert retrained.other_settings(runs[0], other) == "epochs: 2 -> 9"
+    tailed = replace(other.config.data, train_tail=0.5)
+    longer = replace(other, config=replace(other.config, data=tailed))
+    assert retrained.other_settings(runs[0], longer) == ""  # fewer rows, more epochs
+
+
+def test_a_fault_must_not_come_twice(tails, runs):
+    with pytest.raises(ConfigError, match=r"each fault once, got train_tail=0\.25 twice"):
+        retrained.retrained_tail(["tails", "tails"], tails[0], runs, **OPTIONS)
+
+
+@pytest.mark.parametrize(("grid", "n_runs"), [("train-noise", 8), ("train-tail", 2)])
+def test_the_grids_can_be_planned(grid, n_runs, tmp_path):
+    made = make_grid(GRIDS / f"{grid}.yaml", "quick", notebooks=["01"], results=tmp_path)
+    assert len(made.plans) == n_runs
+    assert made.folder.name == f"quick-{grid}"
