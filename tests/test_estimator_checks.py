@@ -19,6 +19,6 @@ def few_epochs():
 
 
 @pytest.mark.slow
-@parametrize_with_checks([AttnKNNClassifier(), AttnKNNClassifier(missing="impute")])
+@parametrize_with_checks([AttnKNNClassifier()])
 def test_scikit_learn_estimator_checks(estimator, check):
     check(estimator)
