@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from attnknn.studies import claims
+from attnknn.studies import claims, judges
 
 METHODS = ("uniform", "distance", "uniform (tuned)", "distance (tuned)")
 
@@ -33,10 +33,10 @@ def verdict_of(folder, words):
 @pytest.mark.parametrize(
     ("verdicts", "expected"),
     [
-        (["worse"] * 4, claims.CONFIRMED),
-        (["worse", "worse", "worse", claims.NO_DIFFERENCE], claims.PARTLY),
-        (["worse", "worse", "worse", "better"], claims.REFUTED),
-        ([claims.NO_DIFFERENCE] * 4, claims.REFUTED),
+        (["worse"] * 4, judges.CONFIRMED),
+        (["worse", "worse", "worse", judges.NO_DIFFERENCE], judges.PARTLY),
+        (["worse", "worse", "worse", "better"], judges.REFUTED),
+        ([judges.NO_DIFFERENCE] * 4, judges.REFUTED),
     ],
 )
 def test_attention_must_beat_every_rival(tmp_path, verdicts, expected):
@@ -49,11 +49,11 @@ def test_attention_must_beat_every_rival(tmp_path, verdicts, expected):
 def test_a_missing_study_is_said_to_be_missing(tmp_path):
     table = claims.judge_claims(tmp_path)
     assert len(table) == len(claims.CLAIMS)
-    assert set(table["verdict"]) == {claims.NOT_MEASURED}
+    assert set(table["verdict"]) == {judges.NOT_MEASURED}
     assert "needs 03_k_sweep/measures.csv" in set(table["evidence"])
 
 
-@pytest.mark.parametrize(("at_30", "expected"), [(0.89, claims.CONFIRMED), (0.85, claims.REFUTED)])
+@pytest.mark.parametrize(("at_30", "expected"), [(0.89, judges.CONFIRMED), (0.85, judges.REFUTED)])
 def test_retention_under_noise(tmp_path, at_30, expected):
     rows = [
         {"kind": "symmetric", "rate": rate, "held_out": "clean", "method": "attention",
@@ -65,7 +65,7 @@ def test_retention_under_noise(tmp_path, at_30, expected):
     assert verdict == expected and "at 30 %" in evidence and "40 %" not in evidence
 
 
-@pytest.mark.parametrize(("cnn", "expected"), [(0.96, claims.CONFIRMED), (0.91, claims.REFUTED)])
+@pytest.mark.parametrize(("cnn", "expected"), [(0.96, judges.CONFIRMED), (0.91, judges.REFUTED)])
 def test_the_gap_to_the_cnn(tmp_path, cnn, expected):
     rows = [
         {"method": name, "metric": "accuracy", "value": value, "seed": seed}
@@ -82,3 +82,34 @@ def test_the_file_names_the_run_and_every_claim(tmp_path):
     assert f"`{tmp_path.name}`" in text
     for claim in claims.CLAIMS:
         assert claim.said in text.replace("\\", "")
+
+
+@pytest.mark.parametrize(("extra", "expected"), [(0.3, judges.CONFIRMED), (0.6, judges.REFUTED)])
+def test_overhead_is_judged_on_single_queries(tmp_path, extra, expected):
+    rows = [
+        {"batch": batch, "scope": "search and vote", "extra_ms": value}
+        for batch, value in (("all at once", 0.01), ("one by one", extra))
+    ]
+    save(tmp_path, "06_efficiency", "overhead", pd.DataFrame(rows))
+    verdict, evidence = verdict_of(tmp_path, "Attention adds less than")
+    assert verdict == expected and f"{extra:.3f} ms to a single query" in evidence
+
+
+@pytest.mark.parametrize(
+    ("largest", "build_seconds", "expected"),
+    [
+        (100_000, 1000.0, judges.CONFIRMED),  # 10 000 rows: pays after a million queries
+        (100_000, 1.0, judges.REFUTED),  # after a thousand
+        (50_000, 1.0, judges.NOT_MEASURED),
+    ],
+)
+def test_hnsw_is_needed_where_its_build_pays(tmp_path, largest, build_seconds, expected):
+    measured = {"HNSW": (1.0, build_seconds), "Flat IP": (2.0, 0.0)}
+    rows = [
+        {"rows": n, "index": name, "metric": metric, "value": value}
+        for n in (10_000, largest)
+        for name, values in measured.items()
+        for metric, value in zip(("search_ms", "build_seconds"), values, strict=True)
+    ]
+    save(tmp_path, "06_efficiency", "measures", pd.DataFrame(rows))
+    assert verdict_of(tmp_path, "HNSW is needed")[0] == expected
