@@ -7,6 +7,8 @@ and can be repeated whenever the memory changes.
 Axes: B queries, K neighbours of each, C classes, N memory rows.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,14 +20,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnknn.attention import NeighbourAttention
-from attnknn.checks import check_labels, check_range
+from attnknn.checks import check_labels
+from attnknn.classify import Attention
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
+from attnknn.noisy import corrected_nll, label_error_rate, noisy_labels
 
 NOISE_CHECKS = (0.0, 0.5, 1.0)  # shares of the largest noise rate at which a transfer fit is judged
 PREPARED_CELLS = 50_000_000  # query-neighbour-class histograms that are kept over all epochs
-ERROR_VOTERS = 20  # neighbours whose majority label tells a held-out label that looks wrong
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,9 @@ class FittedAttention:
     """An attention with the record of its fit.
 
     Attributes:
-        attention: The attention of the best epoch, in evaluation mode.
-        history: One row an epoch: fit and stop loss, mean attention entropy.
+        attention: The attention, fitted on all queries, in evaluation mode.
+        history: One row an epoch of the trial fit that chose the length: fit and stop loss, mean
+            attention entropy, and whether the final fit has this epoch (``kept``).
         label_error: Estimated share of wrong held-out labels; 0 when they are taken as clean.
         k: Neighbours it was fitted to weigh; at another k it is still valid, but less good.
     """
@@ -43,6 +47,21 @@ class FittedAttention:
     history: pd.DataFrame
     label_error: float
     k: int
+
+    @property
+    def method(self) -> Attention:
+        """The attention as a way to weigh the k neighbours it was fitted for."""
+        return Attention(self.k, self.attention)
+
+    @property
+    def judged_nll(self) -> float:
+        """NLL of the judging queries under the trial fit, which has not seen them."""
+        return judged_nll(self.history)
+
+
+def judged_nll(history: pd.DataFrame) -> float:
+    """Return the stop loss of the last epoch that was kept."""
+    return float(history.loc[history["kept"], "stop_nll"].iloc[-1])
 
 
 def fit_attention(
@@ -114,108 +133,125 @@ def fit_on_neighbours(
     prepare = attention.denoise and fitting.fit_noise_max == 0
     if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
         _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # leaves the generators of a GPU alone
-        model = NeighbourAttention(attention, dim=bank.dim, n_classes=bank.n_classes)
-        history = _fit(
-            model, bank, neighbours, targets, counts, fitting, label_error, seed, progress
-        )
-    return FittedAttention(model.eval(), history, label_error, neighbours.k)
-
-
-def label_error_rate(neighbours: Neighbours, labels: Int[Tensor, " B"]) -> float:
-    """Return the share of queries whose label differs from their neighbours' majority label.
-
-    It is held just below chance: labels as wrong as that say nothing, and cannot be corrected for.
-    """
-    voters = neighbours.nearest(min(ERROR_VOTERS, neighbours.k)).labels
-    rate = float((voters.mode(dim=1).values != labels).float().mean())
-    return min(rate, 0.95 * (1 - 1 / neighbours.n_classes))
-
-
-def corrected_nll(
-    log_probs: Float[Tensor, "B C"],
-    labels: Int[Tensor, " B"],
-    label_error: float,
-    weights: Float[Tensor, " B"] | None = None,
-) -> Float[Tensor, ""]:
-    """Return the (weighted) mean NLL of labels that are wrong at a known rate.
-
-    This is the forward correction.
-
-    A wrong label is taken to be any other class with equal chance, so the observed label has
-    probability (1 - e) p + e (1 - p) / (C - 1). At e = 0 this is the plain NLL; at e = 1 - 1/C the
-    labels say nothing, and beyond they would be read as their opposite, so e must be smaller.
-    """
-    chance = 1 - 1 / log_probs.shape[1]
-    check_range("label_error", label_error, low=0, high=chance, high_open=True)
-    losses = -log_probs.gather(1, labels[:, None]).squeeze(1)
-    if label_error > 0:
-        probs = (-losses).exp()
-        others = (1 - probs) / (log_probs.shape[1] - 1)
-        losses = -((1 - label_error) * probs + label_error * others).log()
-    return losses.mean() if weights is None else (weights * losses).sum() / weights.sum()
-
-
-def noisy_labels(
-    labels: Int[Tensor, " N"], rate: float, n_classes: int, generator: torch.Generator
-) -> Int[Tensor, " N"]:
-    """Return labels of which each is replaced, with chance ``rate``, by any other class."""
-    flipped = torch.rand(len(labels), generator=generator) < rate
-    shift = torch.randint(1, n_classes, labels.shape, generator=generator)
-    return torch.where(flipped, (labels + shift) % n_classes, labels)
+    queries = Queries(neighbours, targets, label_error, counts)
+    model, history = _fit(attention, bank, queries, fitting, seed, progress)
+    return FittedAttention(model, history, label_error, neighbours.k)
 
 
 def _fit(
-    model: NeighbourAttention,
+    attention: AttentionConfig,
     bank: MemoryBank,
-    neighbours: Neighbours,
-    labels: Int[Tensor, " B"],
-    weights: Float[Tensor, " B"] | None,
+    queries: "Queries",
     fitting: FittingConfig,
-    error: float,
     seed: int,
     progress: bool,
-) -> pd.DataFrame:
-    """Train ``model`` in place, leave it at its best epoch, return the history."""
+) -> tuple[NeighbourAttention, pd.DataFrame]:
+    """Find out how long to fit on some rows, judged by the others; then fit on all of them.
+
+    The rows that judge are a fifth of what there is to learn from: an attention that never sees
+    them is clearly worse than one that does. Both fits are the same but for the rows.
+    """
+    fit_rows, stop_rows = fit_and_stop_rows(queries.labels, fitting.fit_stop_share, seed)
     generator = torch.Generator().manual_seed(seed)
-    fit_rows, stop_rows = fit_and_stop_rows(labels, fitting.fit_stop_share, seed)
-    stop_sets = _stop_sets(bank, neighbours, stop_rows, fitting.fit_noise_max, generator)
-    steps = -(-len(fit_rows) // fitting.fit_batch_size) * fitting.fit_epochs
+    judges = _stop_sets(bank, queries.neighbours, stop_rows, fitting.fit_noise_max, generator)
+    bar = tqdm(
+        total=2 * fitting.fit_epochs, desc="fit attention", disable=not progress, leave=False
+    )
+    trial = _start(attention, bank, seed)
+    history, stop_losses = [], []
+    descent = _descend(trial, bank, queries, fit_rows, fitting, seed)
+    for epoch, fit_loss in enumerate(descent):
+        losses, entropy = _judge(trial, judges, queries, stop_rows)
+        stop_losses.append(losses)
+        history.append((epoch, fit_loss, float(losses.mean()), entropy))
+        bar.set_postfix(nll=f"{history[-1][2]:.4f}", refresh=False)
+        bar.update()
+    # The length of the fit is chosen on rows that were not fitted on; the test split plays no part.
+    n_epochs = 1 + latest_good_epoch(torch.stack(stop_losses))
+    bar.total = fitting.fit_epochs + n_epochs
+    model = _start(attention, bank, seed)
+    for _ in itertools.islice(_descend(model, bank, queries, None, fitting, seed), n_epochs):
+        bar.update()
+    bar.close()
+    table = pd.DataFrame(history, columns=["epoch", "fit_nll", "stop_nll", "entropy"])
+    return model, table.assign(kept=table["epoch"] < n_epochs)
+
+
+@dataclass(frozen=True)
+class Queries:
+    """What an attention is fitted on: queries with their labels and how much each counts."""
+
+    neighbours: Neighbours
+    labels: Int[Tensor, " B"]
+    label_error: float
+    weights: Float[Tensor, " B"] | None
+
+    def loss(
+        self, log_probs: Float[Tensor, "B C"], rows: Int[Tensor, " B"], *, reduce: bool = True
+    ) -> Tensor:
+        """Return the loss of the given rows, as a mean or one by one."""
+        weights = None if self.weights is None else self.weights[rows]
+        return corrected_nll(log_probs, self.labels[rows], self.label_error, weights, reduce=reduce)
+
+
+def _start(attention: AttentionConfig, bank: MemoryBank, seed: int) -> NeighbourAttention:
+    """Return an attention with the initial weights of a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # leaves the generators of a GPU alone
+        return NeighbourAttention(attention, dim=bank.dim, n_classes=bank.n_classes)
+
+
+def _descend(
+    model: NeighbourAttention,
+    bank: MemoryBank,
+    queries: Queries,
+    rows: Int[Tensor, " F"] | None,
+    fitting: FittingConfig,
+    seed: int,
+) -> Iterator[float]:
+    """Fit ``model`` in place on the given rows (None: all), epoch by epoch; yield mean losses."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    rows = torch.arange(len(queries.labels)) if rows is None else rows
+    steps = -(-len(rows) // fitting.fit_batch_size) * fitting.fit_epochs
     optimiser = torch.optim.AdamW(
         model.parameters(), lr=fitting.fit_lr, weight_decay=fitting.fit_weight_decay
     )
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
-    best_loss, best_state, history = float("inf"), None, []
-    bar = tqdm(range(fitting.fit_epochs), desc="fit attention", disable=not progress, leave=False)
-    for epoch in bar:
+    for _ in range(fitting.fit_epochs):
+        model.train()
         losses = []
-        order = fit_rows[torch.randperm(len(fit_rows), generator=generator)]
-        for rows in order.split(fitting.fit_batch_size):
-            batch = neighbours.of_queries(rows)
+        order = rows[torch.randperm(len(rows), generator=generator)]
+        for chosen in order.split(fitting.fit_batch_size):
+            batch = queries.neighbours.of_queries(chosen)
             if fitting.fit_noise_max > 0:
                 rate = fitting.fit_noise_max * torch.rand((), generator=generator).item()
                 drawn = noisy_labels(bank.labels, rate, bank.n_classes, generator)
                 batch = batch.with_view(bank.view_of(drawn))
-            counts = None if weights is None else weights[rows]
-            loss = corrected_nll(model(batch).log_probs, labels[rows], error, counts)
+            loss = queries.loss(model(batch).log_probs, chosen)
+            if not torch.isfinite(loss):
+                raise RuntimeError(f"the attention's loss became {loss.item()}: lower fit_lr")
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
             schedule.step()
             losses.append(loss.item())
-        counts = None if weights is None else weights[stop_rows]
-        stop_loss, entropy = _judge(model, stop_sets, labels[stop_rows], error, counts)
-        history.append((epoch, float(np.mean(losses)), stop_loss, entropy))
-        bar.set_postfix(nll=f"{stop_loss:.4f}")
-        # The epoch is chosen on rows that were not fitted on; the test split plays no part.
-        if stop_loss < best_loss:
-            best_state = {name: value.clone() for name, value in model.state_dict().items()}
-            best_loss = stop_loss
-    if best_state is None:
-        raise RuntimeError("the attention's loss was never finite: check the embeddings")
-    model.load_state_dict(best_state)
-    return pd.DataFrame(history, columns=["epoch", "fit_nll", "stop_nll", "entropy"])
+        model.eval()
+        yield float(np.mean(losses))
+
+
+def latest_good_epoch(losses: Float[Tensor, "epochs S"]) -> int:
+    """Return the last epoch whose mean loss is within one standard error of the best epoch's.
+
+    The rate falls to zero, so later is better unless the fit has begun to learn its rows by heart.
+    The plain minimum over a few hundred rows is mostly luck, and tends to come far too early.
+
+    Args:
+        losses: Loss of every judging row after every epoch.
+    """
+    means = losses.mean(dim=1)
+    gaps = losses - losses[means.argmin()]  # row by row: what is hard for all cancels out
+    allowed = gaps.std(dim=1) / losses.shape[1] ** 0.5 if losses.shape[1] > 1 else 0.0
+    return int((gaps.mean(dim=1) <= allowed).nonzero().max())
 
 
 def fit_and_stop_rows(
@@ -257,14 +293,11 @@ def _stop_sets(
 def _judge(
     model: NeighbourAttention,
     stop_sets: list[Neighbours],
-    labels: Int[Tensor, " S"],
-    error: float,
-    weights: Float[Tensor, " S"] | None,
-) -> tuple[float, float]:
-    """Return the mean loss and the mean attention entropy over the stop rows."""
-    model.eval()
+    queries: Queries,
+    rows: Int[Tensor, " S"],
+) -> tuple[Float[Tensor, " S"], float]:
+    """Return the loss of each judging row and the mean attention entropy."""
     attended = [model(held) for held in stop_sets]
-    model.train()
-    losses = [corrected_nll(each.log_probs, labels, error, weights) for each in attended]
+    losses = [queries.loss(each.log_probs, rows, reduce=False) for each in attended]
     entropies = [each.entropy().mean() for each in attended]
-    return float(torch.stack(losses).mean()), float(torch.stack(entropies).mean())
+    return torch.stack(losses).mean(dim=0), float(torch.stack(entropies).mean())

@@ -8,6 +8,8 @@ import pytest
 from tiny import SMALL, config, tiny_splits
 
 import attnknn.trained as trained_module
+from attnknn.classify import predict
+from attnknn.measure import negative_log_likelihood
 from attnknn.plot import use_style
 from attnknn.studies import (
     ablation,
@@ -157,10 +159,15 @@ def test_k_eval_is_what_the_attention_weighs(runs):
     assert other.module is not runs[0].attention and other.k == 5
 
 
-def test_what_judges_was_not_fitted_on(runs):
-    labels = runs[0].labels("val")
-    judges = contest.stop_rows(runs[0], labels)
-    assert 0 < len(judges) < len(labels) / 2
+def test_the_nll_that_judges_an_attention_comes_from_queries_it_has_not_seen(runs):
+    found = contest.search_run(runs[0], 11)
+    _, own = contest.judged_attention_at(runs[0], found, 7)
+    history = runs[0].fit_history
+    assert own == history["stop_nll"][history["kept"].sum() - 1]
+    attention, other = contest.judged_attention_at(runs[0], found, 5)
+    here = found.nearest(5)
+    seen = negative_log_likelihood(predict(attention, here.held_out), here.held_out_labels)
+    assert other != pytest.approx(seen, rel=1e-3)
 
 
 def test_per_class_shares_are_those_of_scikit_learn(results):

@@ -15,7 +15,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from attnknn.classify import Attention, predict
+from attnknn.classify import predict
 from attnknn.compare import compare_methods, interval_table
 from attnknn.config import AttentionConfig
 from attnknn.fit import fit_on_neighbours
@@ -248,7 +248,7 @@ def _predict_variant(
         fitting=replace(run.config.fitting, fit_epochs=epochs),
         seed=1000 * repeat + run.config.seed,
     )
-    return predict(Attention(fitted.k, fitted.attention), found.test)
+    return predict(fitted.method, found.test)
 
 
 def _effect(group: str, found: str) -> str:

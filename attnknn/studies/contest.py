@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Float, Int
 
 from attnknn.baselines import BASELINES, FittedMethod, fit_baseline
-from attnknn.classify import Attention, Distance, Method, Uniform
+from attnknn.classify import Attention, Distance, Method, Uniform, predict
 from attnknn.config import FittingConfig
-from attnknn.fit import fit_and_stop_rows, fit_on_neighbours
-from attnknn.measure import summarise
+from attnknn.fit import FittedAttention, fit_on_neighbours, judged_nll
+from attnknn.measure import negative_log_likelihood, summarise
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
 from attnknn.trained import TrainedRun
@@ -47,12 +46,6 @@ def search_run(run: TrainedRun, k: int) -> Neighbourhoods:
     )
 
 
-def stop_rows(run: TrainedRun, labels: Int[np.ndarray, " B"]) -> Int[torch.Tensor, " S"]:
-    """Return the held-out queries that stopped the fit of the attention, but did not shape it."""
-    share, seed = run.config.fitting.fit_stop_share, run.config.seed
-    return fit_and_stop_rows(torch.from_numpy(labels), share, seed)[1]
-
-
 def plain_methods(k: int) -> dict[str, Method]:
     """Return the untuned methods as published: 1 / k, and softmax of minus squared distance."""
     return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
@@ -73,9 +66,9 @@ def refit(
     found: Neighbourhoods,
     *,
     fitting: FittingConfig | None = None,
-) -> Attention:
+) -> FittedAttention:
     """Return the run's kind of attention, fitted anew on the held-out queries of a search."""
-    fitted = fit_on_neighbours(
+    return fit_on_neighbours(
         bank,
         found.held_out,
         found.held_out_labels,
@@ -83,7 +76,6 @@ def refit(
         fitting=fitting or run.config.fitting,
         seed=run.config.seed,
     )
-    return Attention(fitted.k, fitted.attention)
 
 
 def attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> Attention:
@@ -92,11 +84,20 @@ def attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> Attention:
     An attention fitted for 50 neighbours is valid at 5, but not at its best there. One that was
     kept from joint training is used as it is.
     """
+    return judged_attention_at(run, found, k)[0]
+
+
+def judged_attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> tuple[Attention, float]:
+    """Return `attention_at`, and its NLL on held-out queries that the judged fit has not seen."""
     here, fitting = found.nearest(k), run.config.fitting
-    is_own = here.test.k == min(fitting.fit_k, len(run.bank))
-    if is_own or fitting.fit_attention_on == "train":
-        return run.method(here.test.k)
-    return refit(run, run.bank, here)
+    if fitting.fit_attention_on == "train":
+        method = run.method(here.test.k)
+        probs = predict(method, here.held_out)
+        return method, negative_log_likelihood(probs, here.held_out_labels)
+    if here.test.k == min(fitting.fit_k, len(run.bank)):
+        return run.method(here.test.k), judged_nll(run.fit_history)
+    fitted = refit(run, run.bank, here)
+    return fitted.method, fitted.judged_nll
 
 
 def tidy_measures(

@@ -106,7 +106,7 @@ class Case:
             fitting=fitting,
             seed=self.run.config.seed,
         )
-        return Attention(fitted.k, fitted.attention)
+        return fitted.method
 
     def fit_held_out(self, config: AttentionConfig) -> Attention:
         """Return an attention fitted as it should be: on queries that the embedder never saw."""

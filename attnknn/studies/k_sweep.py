@@ -18,10 +18,9 @@ from attnknn.measure import negative_log_likelihood
 from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
-    attention_at,
+    judged_attention_at,
     plain_methods,
     search_run,
-    stop_rows,
     tidy_measures,
 )
 from attnknn.trained import TrainedRun
@@ -33,8 +32,8 @@ class KSweep:
 
     Attributes:
         table: One row per seed, method, k and measure on test rows.
-        held_out: One row per seed, method and k: NLL on held-out queries that no attention was
-            fitted on, which chooses k.
+        held_out: One row per seed, method and k: NLL on held-out queries, which chooses k; for
+            the attention, on those that its trial fit has not seen.
         probs: Method name to k to one table of test probabilities a seed.
         labels: True classes of the test rows.
     """
@@ -56,33 +55,33 @@ def k_sweep(
     for run in runs:
         possible = [k for k in ks if k <= len(run.bank)]
         found = search_run(run, max(possible))
-        judges = stop_rows(run, found.held_out_labels).numpy()
         for k in tqdm(possible, desc="k", disable=not progress, leave=False):
-            held_out, test = predictions_at(run, found.nearest(k))
+            judged, test = predictions_at(run, found.nearest(k))
             named = {"dataset": run.config.data.dataset, "seed": run.config.seed, "k": k}
             rows += tidy_measures(test, run.labels("test"), **named)
-            for name, probs in held_out.items():
-                nll = negative_log_likelihood(probs[judges], found.held_out_labels[judges])
+            for name, nll in judged.items():
                 chosen.append(named | {"method": name, "nll": nll})
                 kept.setdefault(name, {}).setdefault(k, []).append(test[name])
     return KSweep(pd.DataFrame(rows), pd.DataFrame(chosen), kept, runs[0].labels("test"))
 
 
-def predictions_at(run: TrainedRun, here: Neighbourhoods) -> tuple[Predictions, Predictions]:
-    """Return held-out and test probabilities of every method at the k of the neighbourhoods."""
+def predictions_at(run: TrainedRun, here: Neighbourhoods) -> tuple[dict[str, float], Predictions]:
+    """Return held-out NLL and test probabilities of every method at the k of a search."""
     k, labels = here.test.k, here.held_out_labels
-    methods = plain_methods(k) | {"attention": attention_at(run, here, k)}
+    attention, attention_nll = judged_attention_at(run, here, k)
     distances = [Distance(k, temperature) for temperature in DISTANCE_TEMPERATURES]
+    plain = plain_methods(k)
     tuned = {
         "uniform (tuned)": calibrate(Uniform(k), here.held_out, labels),
         "distance (tuned)": fit_method(distances, here.held_out, labels),
     }
-    held_out, test = (
-        {name: predict(method, part) for name, method in methods.items()}
-        | {name: fitted.predict(part) for name, fitted in tuned.items()}
-        for part in (here.held_out, here.test)
-    )
-    return held_out, test
+    judged = {
+        name: negative_log_likelihood(predict(method, here.held_out), labels)
+        for name, method in plain.items()
+    }
+    judged |= {name: fitted.nll for name, fitted in tuned.items()} | {"attention": attention_nll}
+    test = {name: predict(m, here.test) for name, m in (plain | {"attention": attention}).items()}
+    return judged, test | {name: fitted.predict(here.test) for name, fitted in tuned.items()}
 
 
 def best_k(sweep: KSweep) -> dict[str, int]:

@@ -22,9 +22,9 @@ from tqdm import tqdm
 from attnknn.classify import Attention, predict
 from attnknn.compare import compare_methods
 from attnknn.corrupt import flip_labels
-from attnknn.fit import label_error_rate
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
+from attnknn.noisy import label_error_rate
 from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
@@ -112,7 +112,7 @@ def memory_noise(
 def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
     """Return an attention fitted once, on the clean memory under drawn noise, for every level."""
     fitting = replace(run.config.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
-    return refit(run, run.bank, found, fitting=fitting)
+    return refit(run, run.bank, found, fitting=fitting).method
 
 
 def noisy_predictions(
@@ -141,7 +141,7 @@ def noisy_predictions(
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(refit(run, bank, here, fitting=fitting), here.test)
+    probs["attention"] = predict(refit(run, bank, here, fitting=fitting).method, here.test)
     if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
         probs["attention, transfer"] = predict(transfer, here.test)
     return probs, bank

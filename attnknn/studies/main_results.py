@@ -30,7 +30,6 @@ from attnknn.studies.contest import (
     plain_methods,
     search_run,
     standing,
-    stop_rows,
     tidy_measures,
     tuned_baselines,
 )
@@ -107,10 +106,7 @@ def knn_predictions(
     """Return test probabilities of the neighbour methods, all from one search."""
     here = found.nearest(k_eval)
     attention = attention_at(run, found, k_eval)
-    judges = stop_rows(run, found.held_out_labels)
-    adaptive = fit_adaptive_k(
-        attention, here.held_out.of_queries(judges), found.held_out_labels[judges.numpy()]
-    )
+    adaptive = fit_adaptive_k(attention, here.held_out, found.held_out_labels)
     ensemble = [attention_at(run, found, k) for k in k_ensemble]
     plain = plain_methods(min(k_baseline, found.test.k))
     probs = {name: predict(method, found.test) for name, method in plain.items()}

@@ -26,8 +26,8 @@ from attnknn.classify import predict
 from attnknn.compare import compare_methods
 from attnknn.config import ConfigError
 from attnknn.corrupt import flip_labels
-from attnknn.fit import label_error_rate
 from attnknn.measure import METRIC_NAMES
+from attnknn.noisy import label_error_rate
 from attnknn.runs import load_seeds, run_folder, seeds_in
 from attnknn.studies.contest import (
     Neighbourhoods,
@@ -151,7 +151,7 @@ def noise_predictions(
     probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
     if is_noisy:
         fitting = replace(run.config.fitting, fit_noisy_labels=True)
-        attention = refit(run, run.bank, here, fitting=fitting)
+        attention = refit(run, run.bank, here, fitting=fitting).method
     else:
         attention = attention_at(run, found, k_eval)
     return probs | {"attention": predict(attention, here.test)}

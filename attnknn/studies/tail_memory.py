@@ -135,7 +135,7 @@ def fit_weighted(
         seed=run.config.seed,
         weights=weights,
     )
-    return Attention(fitted.k, fitted.attention)
+    return fitted.method
 
 
 def tail_measures(

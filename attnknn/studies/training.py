@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from attnknn.fit import judged_nll
 from attnknn.neighbours import Neighbours
 from attnknn.trained import PARTS, TrainedRun
 
@@ -47,10 +48,11 @@ def verdict(run: TrainedRun) -> str:
             f"(epoch {best['epoch']:.0f} of {len(run.history)}, chosen there)."
         )
     if len(run.fit_history):
-        fitted, seconds = run.fit_history["stop_nll"], run.report["seconds"]["stage2"]
+        seconds, kept = run.report["seconds"]["stage2"], run.fit_history["kept"]
         sentences.append(
             f"The attention was fitted on held-out queries in {seconds:.1f} s: NLL "
-            f"{fitted.iloc[0]:.3f} after the first epoch, {fitted.min():.3f} at the best "
-            f"(epoch {int(fitted.argmin()) + 1} of {len(fitted)})."
+            f"{run.fit_history['stop_nll'].iloc[0]:.3f} after the first epoch, "
+            f"{judged_nll(run.fit_history):.3f} after the chosen {kept.sum()} of {len(kept)}, on "
+            "queries that this trial did not see; then fitted on all of them."
         )
     return " ".join(sentences) or "Nothing was trained: the embeddings were taken as they are."
