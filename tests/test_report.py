@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from attnknn import report
+from attnknn.report import showcase
 from attnknn.report.markup import escape_latex, escape_markdown
 
 NASTY = r"50%_off & $x^2$ {a}~#1 \end <b>|bold|</b> *star*"
@@ -194,3 +195,36 @@ def test_a_figure_that_fails_leaves_nothing(tmp_path):
         # The unchecked function: a stand-in for a figure is all this needs.
         report.save_figure.__wrapped__(Broken(), tmp_path, "figure")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_results_in_the_readme_are_those_of_the_saved_tables():
+    readme = (showcase.ROOT / "README.md").read_text(encoding="utf-8")
+    assert showcase.with_results(readme, showcase.results_section()) == readme, (
+        "run: python -m attnknn.report.showcase"
+    )
+
+
+def test_the_showcase_reads_saved_tables(tmp_path):
+    folder = tmp_path / "iris" / "02_main_results"
+    folder.mkdir(parents=True)
+    (folder / "main_results.csv").write_text(
+        "method,accuracy (%),macro F1 (%),NLL,Brier score,ECE,n\n"
+        "attention,91.23,90,0.5,0.1,0.0123,3\nuniform,90.00,90,0.6,0.1,0.0200,3\nodd,1,1,1,1,1,3\n"
+    )
+    noise = tmp_path / "iris" / "04_label_noise"
+    noise.mkdir()
+    rows = [
+        f"symmetric,0.4,clean,attention,{metric},{value}"
+        for metric, value in (("accuracy", 0.875), ("nll", 0.25), ("ece", 0.0321))
+    ]
+    (noise / "measures.csv").write_text(
+        "\n".join(["kind,rate,held_out,method,metric,value", *rows])
+    )
+    section = showcase.results_section(tmp_path)
+    assert section.index("| uniform | 90.00 | 0.6 | 0.0200 | 3 |") < section.index("| attention |")
+    assert "| Iris | attention | 87.50 | 0.250 | 0.0321 |" in section and "odd" not in section
+
+
+def test_a_readme_without_markers_is_refused():
+    with pytest.raises(ValueError, match="once each"):
+        showcase.with_results("no markers", "section")

@@ -1,0 +1,129 @@
+"""Showcase: the tables of committed runs become the results section of the README.
+
+    python -m attnknn.report.showcase          # rewrites what stands between the markers
+
+No figure in the README is typed: every cell is read from a saved table, and a test fails when the
+section is older than the tables.
+"""
+
+import re
+from pathlib import Path
+
+import pandas as pd
+
+from attnknn.files import write_text
+from attnknn.report.markup import to_markdown
+
+ROOT = Path(__file__).parents[2]
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+# Run -> what it stands for; the run's own report holds its settings.
+RUNS = {
+    "cifar10": "CIFAR-10, trained embedder",
+    "cifar10-short": "CIFAR-10, short trainings",
+    "mnist-pca": "MNIST, untrained embedding (pixels, 64 principal axes)",
+    "mnist": "MNIST, trained embedder",
+    "adult": "Adult (census income)",
+    "wine-red": "Wine Quality, red",
+    "iris": "Iris",
+}
+METHODS = (
+    "uniform",
+    "distance (tuned)",
+    "prototypes (tuned)",
+    "attention",
+    "attention + TTA",
+    "cnn + temperature",
+)
+COLUMNS = ("accuracy (%)", "NLL", "ECE", "n")
+NOISE_RATE = 0.4
+
+
+def results_section(results: Path = ROOT / "results") -> str:
+    """Return the Markdown of all committed runs that have main results."""
+    tables = [_main_rows(results / name, title) for name, title in RUNS.items()]
+    shown = pd.concat([table for table in tables if table is not None], ignore_index=True)
+    noisy = [_noise_rows(results / name, title) for name, title in RUNS.items()]
+    noisy = pd.concat([table for table in noisy if table is not None], ignore_index=True)
+    parts = [
+        to_markdown(shown),
+        "*Test rows; mean ± half of the 95 % interval over n seeds. Tuned methods and the "
+        "attention are fitted on the same held-out rows, never on test rows.*",
+        f"With {100 * NOISE_RATE:g} % wrong labels in the memory (symmetric; trust, histograms "
+        "and prototypes from the wrong labels):",
+        to_markdown(noisy),
+        _claims_line(results / "cifar10" / "claims.md"),
+        _reports_line(results),
+    ]
+    return "\n\n".join(part.strip() for part in parts if part)
+
+
+def _main_rows(run: Path, title: str) -> pd.DataFrame | None:
+    """Return the rows of a run's main table that the README shows; None where it has none."""
+    path = run / "02_main_results" / "main_results.csv"
+    if not path.is_file():
+        return None
+    table = pd.read_csv(path, dtype=str).set_index("method")
+    table = table.reindex([name for name in METHODS if name in table.index])[list(COLUMNS)]
+    first = [title, *[""] * (len(table) - 1)]
+    return table.reset_index().assign(run=first)[["run", "method", *COLUMNS]]
+
+
+def _noise_rows(run: Path, title: str) -> pd.DataFrame | None:
+    """Return accuracy, NLL and ECE of each shown method at the noise rate of the README."""
+    path = run / "04_label_noise" / "measures.csv"
+    if not path.is_file():
+        return None
+    table = pd.read_csv(path)
+    at = (table["rate"] == NOISE_RATE) & (table["kind"] == "symmetric")
+    table = table[at & (table["held_out"] == "clean") & table["method"].isin(METHODS)]
+    if table.empty:
+        return None
+    wide = table.pivot_table(index="method", columns="metric", values="value", aggfunc="mean")
+    wide = wide.reindex([name for name in METHODS if name in wide.index])
+    return pd.DataFrame(
+        {
+            "run": [title, *[""] * (len(wide) - 1)],
+            "method": wide.index,
+            "accuracy (%)": [f"{100 * value:.2f}" for value in wide["accuracy"]],
+            "NLL": [f"{value:.3f}" for value in wide["nll"]],
+            "ECE": [f"{value:.4f}" for value in wide["ece"]],
+        }
+    )
+
+
+def _claims_line(path: Path) -> str:
+    """Count the verdicts on the published claims."""
+    if not path.is_file():
+        return ""
+    cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|", path.read_text(encoding="utf-8"), re.M)
+    verdicts = pd.Series(cells).str.strip()
+    counts = verdicts[verdicts.isin(["confirmed", "partly", "refuted"])].value_counts()
+    said = ", ".join(f"{count} {name}" for name, count in counts.items())
+    return (
+        f"Published claims, judged on CIFAR-10: {said}; each with its evidence in "
+        "[claims.md](results/cifar10/claims.md)."
+    )
+
+
+def _reports_line(results: Path) -> str:
+    names = [name for name in RUNS if (results / name / "report.pdf").is_file()]
+    links = ", ".join(f"[{name}](results/{name}/report.pdf)" for name in names)
+    return f"Whole reports, one run each (`attnknn run --profile NAME`): {links}."
+
+
+def with_results(readme: str, section: str) -> str:
+    """Return the README with the section between its markers."""
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1:
+        raise ValueError(f"README.md must hold {BEGIN!r} and {END!r} once each")
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n{section}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> None:
+    """Rewrite the results section of the README."""
+    path = ROOT / "README.md"
+    write_text(path, with_results(path.read_text(encoding="utf-8"), results_section()))
+
+
+if __name__ == "__main__":
+    main()
