@@ -28,6 +28,7 @@ from attnknn.neighbours import Neighbours
 from attnknn.noisy import corrected_nll, label_error_rate, noisy_labels
 
 NOISE_CHECKS = (0.0, 0.5, 1.0)  # shares of the largest noise rate at which a transfer fit is judged
+HISTORY = ["epoch", "fit_nll", "stop_nll", "entropy", "kept"]
 PREPARED_CELLS = 50_000_000  # query-neighbour-class histograms that are kept over all epochs
 
 
@@ -105,6 +106,7 @@ def fit_on_neighbours(
     progress: bool = False,
     label_error: float | None = None,
     weights: Float[np.ndarray, " B"] | None = None,
+    n_epochs: int | None = None,
 ) -> FittedAttention:
     """Fit an attention on a search that is already done; see ``fit_attention``.
 
@@ -119,6 +121,8 @@ def fit_on_neighbours(
         label_error: Share of wrong query labels, where it is known better than by the estimate
             that ``fitting`` may ask for.
         weights: How much each query counts in the loss; None counts all alike.
+        n_epochs: Epochs of the schedule to go through, where an earlier fit has found out how many
+            are good; None makes a trial.
     """
     n_queries = len(neighbours.ids)
     if n_queries < 2:
@@ -134,47 +138,54 @@ def fit_on_neighbours(
     if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
         _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
     queries = Queries(neighbours, targets, label_error, counts)
-    model, history = _fit(attention, bank, queries, fitting, seed, progress)
+    if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
+        raise ValueError(
+            f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
+        )
+    bar = tqdm(
+        total=fitting.fit_epochs * (1 + (n_epochs is None)),
+        desc="fit attention",
+        disable=not progress,
+        leave=False,
+    )
+    history = pd.DataFrame(columns=HISTORY)
+    if n_epochs is None:
+        history = _try(attention, bank, queries, fitting, seed, bar)
+        n_epochs = int(history["kept"].sum())
+    model = _start(attention, bank, seed)
+    for _ in itertools.islice(_descend(model, bank, queries, None, fitting, seed), n_epochs):
+        bar.update()
+    bar.close()
     return FittedAttention(model, history, label_error, neighbours.k)
 
 
-def _fit(
+def _try(
     attention: AttentionConfig,
     bank: MemoryBank,
     queries: "Queries",
     fitting: FittingConfig,
     seed: int,
-    progress: bool,
-) -> tuple[NeighbourAttention, pd.DataFrame]:
-    """Find out how long to fit on some rows, judged by the others; then fit on all of them.
+    bar: tqdm,
+) -> pd.DataFrame:
+    """Fit on some of the queries, judged by the others, to find out how long to fit.
 
     The rows that judge are a fifth of what there is to learn from: an attention that never sees
-    them is clearly worse than one that does. Both fits are the same but for the rows.
+    them is clearly worse than one that does. So this one is thrown away, and the length kept.
     """
     fit_rows, stop_rows = fit_and_stop_rows(queries.labels, fitting.fit_stop_share, seed)
     generator = torch.Generator().manual_seed(seed)
     judges = _stop_sets(bank, queries.neighbours, stop_rows, fitting.fit_noise_max, generator)
-    bar = tqdm(
-        total=2 * fitting.fit_epochs, desc="fit attention", disable=not progress, leave=False
-    )
     trial = _start(attention, bank, seed)
     history, stop_losses = [], []
-    descent = _descend(trial, bank, queries, fit_rows, fitting, seed)
-    for epoch, fit_loss in enumerate(descent):
+    for epoch, fit_loss in enumerate(_descend(trial, bank, queries, fit_rows, fitting, seed)):
         losses, entropy = _judge(trial, judges, queries, stop_rows)
         stop_losses.append(losses)
         history.append((epoch, fit_loss, float(losses.mean()), entropy))
         bar.set_postfix(nll=f"{history[-1][2]:.4f}", refresh=False)
         bar.update()
     # The length of the fit is chosen on rows that were not fitted on; the test split plays no part.
-    n_epochs = 1 + latest_good_epoch(torch.stack(stop_losses))
-    bar.total = fitting.fit_epochs + n_epochs
-    model = _start(attention, bank, seed)
-    for _ in itertools.islice(_descend(model, bank, queries, None, fitting, seed), n_epochs):
-        bar.update()
-    bar.close()
-    table = pd.DataFrame(history, columns=["epoch", "fit_nll", "stop_nll", "entropy"])
-    return model, table.assign(kept=table["epoch"] < n_epochs)
+    last = latest_good_epoch(torch.stack(stop_losses))
+    return pd.DataFrame([(*row, row[0] <= last) for row in history], columns=HISTORY)
 
 
 @dataclass(frozen=True)

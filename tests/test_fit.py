@@ -104,6 +104,19 @@ def test_all_queries_are_fitted_on_for_as_long_as_the_trial_says(held_out, monke
     assert sorted(final) == sorted(3 * list(range(n_queries)))
 
 
+def test_a_known_length_needs_no_trial(held_out, monkeypatch):
+    monkeypatch.setattr(fit, "latest_good_epoch", lambda losses: 2)
+    neighbours = held_out.bank().search(held_out.queries, 13)
+    options = {"attention": DEFAULT, "fitting": replace(QUICK, fit_epochs=5)}
+    known = fit_on_neighbours(
+        held_out.bank(), neighbours, held_out.query_labels, n_epochs=3, **options
+    )
+    tried = fitted(held_out, fitting=options["fitting"])
+    assert known.history.empty and same_state(known, tried)
+    with pytest.raises(ValueError, match="n_epochs must lie between 1 and fit_epochs=5"):
+        fit_on_neighbours(held_out.bank(), neighbours, held_out.query_labels, n_epochs=6, **options)
+
+
 def test_the_trial_never_fits_on_the_rows_that_judge_it(held_out, monkeypatch):
     targets = torch.from_numpy(held_out.query_labels)
     _, stop = fit.fit_and_stop_rows(targets, QUICK.fit_stop_share, 0)

@@ -247,6 +247,7 @@ def _predict_variant(
         attention=config,
         fitting=replace(run.config.fitting, fit_epochs=epochs),
         seed=1000 * repeat + run.config.seed,
+        n_epochs=epochs,
     )
     return predict(fitted.method, found.test)
 

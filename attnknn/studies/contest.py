@@ -66,8 +66,20 @@ def refit(
     found: Neighbourhoods,
     *,
     fitting: FittingConfig | None = None,
+    judged: bool = False,
+    weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedAttention:
-    """Return the run's kind of attention, fitted anew on the held-out queries of a search."""
+    """Return the run's kind of attention, fitted anew on the held-out queries of a search.
+
+    Args:
+        run: Its attention settings, and how many epochs its own fit found to be good.
+        bank: The memory that votes.
+        found: The held-out queries' neighbours there.
+        fitting: Other settings of the fit than the run's.
+        judged: Find out anew how many epochs are good, on queries that are not fitted on.
+        weights: How much each held-out query counts; None counts all alike.
+    """
+    kept = run.fit_history.get("kept")
     return fit_on_neighbours(
         bank,
         found.held_out,
@@ -75,6 +87,8 @@ def refit(
         attention=run.config.attention,
         fitting=fitting or run.config.fitting,
         seed=run.config.seed,
+        weights=weights,
+        n_epochs=None if judged or kept is None else int(kept.sum()),
     )
 
 
@@ -84,20 +98,29 @@ def attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> Attention:
     An attention fitted for 50 neighbours is valid at 5, but not at its best there. One that was
     kept from joint training is used as it is.
     """
-    return judged_attention_at(run, found, k)[0]
+    here = found.nearest(k)
+    if _is_own(run, here):
+        return run.method(here.test.k)
+    return refit(run, run.bank, here).method
 
 
 def judged_attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> tuple[Attention, float]:
     """Return `attention_at`, and its NLL on held-out queries that the judged fit has not seen."""
-    here, fitting = found.nearest(k), run.config.fitting
-    if fitting.fit_attention_on == "train":
+    here = found.nearest(k)
+    if run.config.fitting.fit_attention_on == "train":
         method = run.method(here.test.k)
         probs = predict(method, here.held_out)
         return method, negative_log_likelihood(probs, here.held_out_labels)
-    if here.test.k == min(fitting.fit_k, len(run.bank)):
+    if _is_own(run, here):
         return run.method(here.test.k), judged_nll(run.fit_history)
-    fitted = refit(run, run.bank, here)
+    fitted = refit(run, run.bank, here, judged=True)
     return fitted.method, fitted.judged_nll
+
+
+def _is_own(run: TrainedRun, here: Neighbourhoods) -> bool:
+    """Whether the attention of the run is the one for this many neighbours."""
+    fitting = run.config.fitting
+    return fitting.fit_attention_on == "train" or here.test.k == min(fitting.fit_k, len(run.bank))
 
 
 def tidy_measures(

@@ -105,6 +105,7 @@ class Case:
             attention=config,
             fitting=fitting,
             seed=self.run.config.seed,
+            n_epochs=self.epochs,
         )
         return fitted.method
 

@@ -112,7 +112,7 @@ def memory_noise(
 def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
     """Return an attention fitted once, on the clean memory under drawn noise, for every level."""
     fitting = replace(run.config.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
-    return refit(run, run.bank, found, fitting=fitting).method
+    return refit(run, run.bank, found, fitting=fitting, judged=True).method
 
 
 def noisy_predictions(
@@ -139,9 +139,11 @@ def noisy_predictions(
     plain = plain_methods(min(k_baseline, whole.test.k))
     tuned = tuned_baselines(here, label_error=error)
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
+    # Wrong labels can be learned by heart: there, the length of the fit is chosen anew.
+    attention = refit(run, bank, here, fitting=fitting, judged=is_noisy).method
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(refit(run, bank, here, fitting=fitting).method, here.test)
+    probs["attention"] = predict(attention, here.test)
     if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
         probs["attention, transfer"] = predict(transfer, here.test)
     return probs, bank

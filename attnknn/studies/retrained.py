@@ -151,7 +151,7 @@ def noise_predictions(
     probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
     if is_noisy:
         fitting = replace(run.config.fitting, fit_noisy_labels=True)
-        attention = refit(run, run.bank, here, fitting=fitting).method
+        attention = refit(run, run.bank, here, fitting=fitting, judged=True).method
     else:
         attention = attention_at(run, found, k_eval)
     return probs | {"attention": predict(attention, here.test)}

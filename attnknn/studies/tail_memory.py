@@ -14,10 +14,9 @@ from jaxtyping import Float, Int
 from attnknn.baselines import BASELINES, IMBALANCE_BASELINES, fit_baseline
 from attnknn.classify import Attention, predict
 from attnknn.corrupt import long_tail_rows
-from attnknn.fit import fit_on_neighbours
 from attnknn.measure import accuracy, summarise
 from attnknn.memory import MemoryBank
-from attnknn.studies.contest import Neighbourhoods, Predictions, plain_methods
+from attnknn.studies.contest import Neighbourhoods, Predictions, plain_methods, refit
 from attnknn.trained import TrainedRun
 
 SHOTS = ("many", "medium", "few")
@@ -110,32 +109,13 @@ def memory_predictions(
         attention: One that is already fitted on this memory and these queries.
     """
     here = whole.nearest(k_eval)
-    attention = attention or fit_weighted(run, bank, here, weights)
+    attention = attention or refit(run, bank, here, weights=weights).method
     plain = plain_methods(min(k_baseline, whole.test.k))
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     for name in (*BASELINES, *IMBALANCE_BASELINES):
         fitted = fit_baseline(name, here.held_out, here.held_out_labels, weights=weights)
         probs[f"{name} (tuned)"] = fitted.predict(here.test)
     return probs | {"attention": predict(attention, here.test)}
-
-
-def fit_weighted(
-    run: TrainedRun,
-    bank: MemoryBank,
-    here: Neighbourhoods,
-    weights: Float[np.ndarray, " _"] | None,
-) -> Attention:
-    """Return the run's kind of attention, fitted on held-out queries that count differently."""
-    fitted = fit_on_neighbours(
-        bank,
-        here.held_out,
-        here.held_out_labels,
-        attention=run.config.attention,
-        fitting=run.config.fitting,
-        seed=run.config.seed,
-        weights=weights,
-    )
-    return fitted.method
 
 
 def tail_measures(
