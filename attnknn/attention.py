@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from attnknn.config import AttentionConfig
 from attnknn.neighbours import Neighbours
 from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
+from attnknn.posterior import PrototypePosterior
 
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
-POSTERIOR_SCALE_START = 10.0
 PROBS_BLOCK = 512  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 
 
@@ -115,8 +115,10 @@ class NeighbourAttention(nn.Module):
         self.value_path = ValuePath(config, dim=dim) if config.value_path else None
         self.vote_settings = VoteSettings(config) if _adapts_votes(config) else None
         reads_posterior = config.prototype_gate or "prototype" in config.situation
-        self.log_posterior_scale = (
-            nn.Parameter(torch.tensor(math.log(POSTERIOR_SCALE_START))) if reads_posterior else None
+        self.posterior = (
+            PrototypePosterior(shifted=config.prototype_shift, dim=dim, n_classes=n_classes)
+            if reads_posterior
+            else None
         )
 
     def forward(
@@ -140,9 +142,11 @@ class NeighbourAttention(nn.Module):
         return Attended(weights, self._vote(weights, evidence), value)
 
     def _evidence(self, neighbours: Neighbours, query: Tensor | None) -> Evidence:
-        if self.log_posterior_scale is None:
-            return Evidence(neighbours, query=query)
-        return Evidence(neighbours, query=query, posterior_scale=self.log_posterior_scale.exp())
+        return Evidence(neighbours, query=query, posterior=self.posterior)
+
+    def penalty(self) -> Float[Tensor, ""] | float:
+        """Return what a loss adds to hold down the parts that could learn queries by heart."""
+        return 0.0 if self.posterior is None else self.posterior.penalty()
 
     def _vote(self, weights: Float[Tensor, "B K"], evidence: Evidence) -> Float[Tensor, "B C"]:
         """Return log probabilities with full support."""
@@ -153,7 +157,8 @@ class NeighbourAttention(nn.Module):
         if self.config.denoise:
             denoised = torch.einsum("bk,bkc->bc", weights, evidence.neighbours.histograms)
             probs = (1 - mix) * probs + mix * denoised
-        probs = (1 - gate) * probs + gate * evidence.prototype_posterior
+        if self.config.prototype_gate:
+            probs = (1 - gate) * probs + gate * evidence.prototype_posterior
         log_probs = with_floor(probs, floor).log()
         return (log_probs / log_temperature.exp()).log_softmax(dim=-1)
 

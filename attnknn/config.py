@@ -56,6 +56,7 @@ class AttentionConfig:
     situation: tuple[str, ...] = option(SITUATION_FEATURES)
     denoise: bool = option(True)
     prototype_gate: bool = option(True)
+    prototype_shift: bool = option(False)
     floor: bool = option(True)
     query_temperature: bool = option(True)
     qk: Literal["none", "full", "lowrank"] = option("none")
@@ -113,6 +114,7 @@ class TrainingConfig:
     lookahead: bool = option(True)
     cnn_baseline: bool = option(False)
     compile: bool = option(False)
+    precision: Literal["float32", "bfloat16", "auto"] = option("float32")
     device: str = option("auto")
 
 
@@ -271,6 +273,12 @@ def _check_parts(attention: AttentionConfig) -> None:
         raise ConfigError(
             "similarity must be on where situation, qk, distance_bias, label_bias and "
             "prototype_score are all off, got similarity=False"
+        )
+    reads_posterior = attention.prototype_gate or "prototype" in attention.situation
+    if attention.prototype_shift and not reads_posterior:
+        raise ConfigError(
+            "prototype_shift must go with prototype_gate or the situation 'prototype', which read "
+            "the shifted prototypes, got prototype_shift=True"
         )
     if attention.self_attention and not (reads_keys or attention.value_path):
         raise ConfigError(

@@ -7,9 +7,8 @@ and can be repeated whenever the memory changes.
 Axes: B queries, K neighbours of each, C classes, N memory rows.
 """
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -121,8 +120,8 @@ def fit_on_neighbours(
         label_error: Share of wrong query labels, where it is known better than by the estimate
             that ``fitting`` may ask for.
         weights: How much each query counts in the loss; None counts all alike.
-        n_epochs: Epochs of the schedule to go through, where an earlier fit has found out how many
-            are good; None makes a trial.
+        n_epochs: Epochs to fit, where an earlier fit has found out how many are good; None makes a
+            trial.
     """
     n_queries = len(neighbours.ids)
     if n_queries < 2:
@@ -153,7 +152,8 @@ def fit_on_neighbours(
         history = _try(attention, bank, queries, fitting, seed, bar)
         n_epochs = int(history["kept"].sum())
     model = _start(attention, bank, seed)
-    for _ in itertools.islice(_descend(model, bank, queries, None, fitting, seed), n_epochs):
+    # The rate falls to zero within the epochs there are: a fit that is cut off is left unsettled.
+    for _ in _descend(model, bank, queries, None, replace(fitting, fit_epochs=n_epochs), seed):
         bar.update()
     bar.close()
     return FittedAttention(model, history, label_error, neighbours.k)
@@ -238,7 +238,7 @@ def _descend(
                 rate = fitting.fit_noise_max * torch.rand((), generator=generator).item()
                 drawn = noisy_labels(bank.labels, rate, bank.n_classes, generator)
                 batch = batch.with_view(bank.view_of(drawn))
-            loss = queries.loss(model(batch).log_probs, chosen)
+            loss = queries.loss(model(batch).log_probs, chosen) + model.penalty()
             if not torch.isfinite(loss):
                 raise RuntimeError(f"the attention's loss became {loss.item()}: lower fit_lr")
             optimiser.zero_grad()

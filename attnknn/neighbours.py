@@ -108,21 +108,27 @@ class LabelView:
         queries: Float[Tensor, "B D"],
         scale: Float[Tensor, ""] | float,
         own_ids: Int[Tensor, "B M"] | None = None,
+        shift: Float[Tensor, "B C"] | float = 0.0,
     ) -> Float[Tensor, "B C"]:
-        """Return softmax(scale * cos(query, prototypes)); an absent class gets 0.
+        """Return softmax(scale * cos(query, prototypes) + shift); an absent class gets 0.
 
         Args:
             queries: Unit-length queries.
             scale: Sharpness of the softmax.
             own_ids: Bank rows of each query that must not shape the prototypes it is held against.
+            shift: What else is known about each class.
         """
-        return self.posterior_of(self.prototype_cosines(queries, own_ids), scale)
+        return self.posterior_of(self.prototype_cosines(queries, own_ids), scale, shift)
 
     def posterior_of(
-        self, cosines: Float[Tensor, "B C"], scale: Float[Tensor, ""] | float
+        self,
+        cosines: Float[Tensor, "B C"],
+        scale: Float[Tensor, ""] | float,
+        shift: Float[Tensor, "B C"] | float = 0.0,
     ) -> Float[Tensor, "B C"]:
-        """Return softmax(scale * cosines); an absent class gets 0."""
-        return (scale * cosines).masked_fill(~self.is_present, float("-inf")).softmax(dim=1)
+        """Return softmax(scale * cosines + shift); an absent class gets 0."""
+        logits = scale * cosines + shift
+        return logits.masked_fill(~self.is_present, float("-inf")).softmax(dim=1)
 
     def prototype_cosines(
         self, queries: Float[Tensor, "B D"], own_ids: Int[Tensor, "B M"] | None = None
@@ -218,12 +224,15 @@ class Neighbours:
         return counts / counted.sum(dim=2, keepdim=True).clamp(min=TINY_WEIGHT)
 
     def prototype_posterior(
-        self, queries: Float[Tensor, "B D"], scale: Float[Tensor, ""] | float
+        self,
+        queries: Float[Tensor, "B D"],
+        scale: Float[Tensor, ""] | float,
+        shift: Float[Tensor, "B C"] | float = 0.0,
     ) -> Float[Tensor, "B C"]:
         """Return class probabilities from the bank's prototypes alone."""
         if queries is self.queries:
-            return self.view.posterior_of(self.prototype_cosines, scale)
-        return self.view.prototype_posterior(queries, scale, self.own_ids)
+            return self.view.posterior_of(self.prototype_cosines, scale, shift)
+        return self.view.prototype_posterior(queries, scale, self.own_ids, shift)
 
     @cached_property
     def prototype_cosines(self) -> Float[Tensor, "B C"]:

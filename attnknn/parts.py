@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnknn.config import AttentionConfig
 from attnknn.neighbours import Neighbours
+from attnknn.posterior import PrototypePosterior
 
 
 class Evidence:
@@ -24,7 +25,7 @@ class Evidence:
         neighbours: What the search found.
         query: The queries with their gradient, during joint training; their similarities are then
             computed anew so that the gradient reaches the embedder.
-        posterior_scale: Sharpness s of the prototype posterior softmax(s * cos).
+        posterior: Turns neighbours and queries into the prototype posterior, for parts that ask.
     """
 
     def __init__(
@@ -32,7 +33,7 @@ class Evidence:
         neighbours: Neighbours,
         *,
         query: Float[Tensor, "B D"] | None = None,
-        posterior_scale: Float[Tensor, ""] | float = 10.0,
+        posterior: PrototypePosterior | None = None,
     ) -> None:
         self.neighbours = neighbours
         self.query = neighbours.queries if query is None else query
@@ -42,7 +43,7 @@ class Evidence:
             self.similarity = neighbours.scores
         else:
             self.similarity = torch.einsum("bd,bkd->bk", query, self.keys)  # (B, K)
-        self._posterior_scale = posterior_scale
+        self._posterior = posterior
         counts = self.similarity.new_zeros(len(self.labels), neighbours.n_classes)
         counted = neighbours.row_weights.to(counts)  # (B, K)
         total = counted.sum(dim=1, keepdim=True)
@@ -60,7 +61,9 @@ class Evidence:
     @cached_property
     def prototype_posterior(self) -> Float[Tensor, "B C"]:
         """Class probabilities from the bank's prototypes alone."""
-        return self.neighbours.prototype_posterior(self.query, self._posterior_scale)
+        if self._posterior is None:
+            raise RuntimeError("the evidence was made without a prototype posterior")
+        return self._posterior(self.neighbours, self.query)
 
     @cached_property
     def histogram_shares(self) -> Float[Tensor, "B C"]:

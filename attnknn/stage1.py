@@ -69,6 +69,7 @@ class Stage1:
         self.features = self.embedder.features
         if config.training.compile:
             self.features = torch.compile(self.embedder.features)
+        self.halved = uses_bfloat16(config.training.precision, device)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"val_accuracy": -1.0, "networks": None}
@@ -134,9 +135,10 @@ class Stage1:
         inputs, batch = self._load(ids)
         self.optimiser.zero_grad()
         self._seed_dropout(self.group.rank)
-        own = self.features(inputs[self.group.share(len(ids))])
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.halved):
+            own = self.features(inputs[self.group.share(len(ids))])
         self._seed_dropout(self.group.size)
-        per_row, recorded = self.objective.loss(self.group.whole(own, len(ids)), batch)
+        per_row, recorded = self.objective.loss(self.group.whole(own.float(), len(ids)), batch)
         loss = per_row.mean()
         if not torch.isfinite(loss):
             raise RuntimeError(
@@ -255,6 +257,20 @@ class Stage1:
             torch.cuda.set_rng_state_all(state["cuda_rng"])
         if state["memory_rows"] is not None:
             self._remember(state["memory_rows"].numpy())
+
+
+def uses_bfloat16(precision: str, device: torch.device) -> bool:
+    """Return whether the features are trained in bfloat16; weights and losses never are.
+
+    ``auto`` does so where the hardware multiplies bfloat16 (on a CPU: AVX-512 BF16 or AMX). There
+    it is about 1.6 times faster; elsewhere it is emulated and three times slower.
+    """
+    if precision != "auto":
+        return precision == "bfloat16"
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    tells = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)  # absent in old torch
+    return device.type == "cpu" and tells()
 
 
 def _copied(state: State) -> State:

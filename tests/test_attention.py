@@ -41,6 +41,7 @@ EVERYTHING = AttentionConfig(
     prototype_score=True,
     self_attention=True,
     value_path=True,
+    prototype_shift=True,
 )
 # Each part of the full model turned off alone.
 SWITCHES = {
@@ -48,6 +49,7 @@ SWITCHES = {
     "situation": (),
     "denoise": False,
     "prototype_gate": False,
+    "prototype_shift": False,
     "floor": False,
     "query_temperature": False,
     "qk": "none",
@@ -65,7 +67,7 @@ def build(config: AttentionConfig, seed: int = 0, *, shaken: float = 0.0) -> Nei
     attention = NeighbourAttention(config, dim=6, n_classes=5).eval()
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in sorted(attention.named_parameters()):
-        if name.startswith("vote_settings") or "situation" in name:
+        if name.startswith("vote_settings") or "situation" in name or "shift" in name:
             parameter.data += shaken * torch.randn(parameter.shape, generator=generator)
     return attention
 

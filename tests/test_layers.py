@@ -17,7 +17,7 @@ ORDER = """
     measure calibrate resample compare
     afmp backbones embed
     blas index neighbours bankfile rowbank memory
-    parts attention classify baselines explain
+    posterior parts attention classify baselines explain
     losses noisy fit
     muon schedules optim checkpoint parallel afmptrain selfmemory objectives stage1 trained train
     runs views

@@ -23,8 +23,16 @@ from attnknn.parts import (
     euclidean_distances,
     score_parts,
 )
+from attnknn.posterior import SHIFT_PENALTY, PrototypePosterior
 
 SIZES = {"dim": 6, "n_classes": 5}
+
+
+def plain_posterior(scale=10.0):
+    """Return a prototype posterior of a given sharpness."""
+    posterior = PrototypePosterior(shifted=False, dim=2, n_classes=4)
+    posterior.log_scale.data.fill_(math.log(scale))
+    return posterior
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +54,7 @@ def test_a_cosine_rounded_above_one_gives_no_nan_and_no_infinite_gradient():
 
 
 def test_the_evidence_by_hand(circle, east):
-    evidence = Evidence(circle.search(east, 3), posterior_scale=2.0)
+    evidence = Evidence(circle.search(east, 3), posterior=plain_posterior(2.0))
     assert evidence.label_shares.tolist() == [[pytest.approx(1 / 3), pytest.approx(2 / 3), 0, 0]]
     torch.testing.assert_close(
         evidence.of_own_label(evidence.label_shares), torch.tensor([[1 / 3, 2 / 3, 2 / 3]])
@@ -54,14 +62,15 @@ def test_the_evidence_by_hand(circle, east):
     prototypes = circle.view.prototypes.numpy()
     raw = np.exp(2 * prototypes @ east[0]) * [1, 1, 1, 0]  # the bank has no row of class 3
     expected = raw / raw.sum()
-    np.testing.assert_allclose(evidence.prototype_posterior[0], expected, rtol=1e-6)
+    posterior = evidence.prototype_posterior[0].detach()
+    np.testing.assert_allclose(posterior, expected, rtol=1e-6)
     torch.testing.assert_close(
         evidence.histogram_shares[0], circle.view.histograms[[0, 1, 2]].mean(dim=0)
     )
 
 
 def test_situation_columns_by_hand(circle, east):
-    evidence = Evidence(circle.search(east, 3))
+    evidence = Evidence(circle.search(east, 3), posterior=plain_posterior())
     columns = {name: SITUATION_COLUMNS[name](evidence).expand(1, 3) for name in SITUATION_FEATURES}
 
     def row(name):
@@ -91,7 +100,9 @@ def test_similarity_heads_start_from_broad_to_sharp(circle, east):
 
 
 def test_situation_starts_by_saying_nothing(neighbours):
-    scores = Situation(AttentionConfig(), **SIZES)(Evidence(neighbours))
+    scores = Situation(AttentionConfig(), **SIZES)(
+        Evidence(neighbours, posterior=plain_posterior())
+    )
     assert scores.shape == (29, 11, 4) and scores.abs().max() == 0
 
 
@@ -175,7 +186,7 @@ def test_value_path_with_all_weight_on_one_neighbour(neighbours):
 
 def test_joint_queries_get_a_gradient_through_similarity_and_posterior(neighbours):
     query = neighbours.queries.clone().requires_grad_()
-    evidence = Evidence(neighbours, query=query)
+    evidence = Evidence(neighbours, query=query, posterior=plain_posterior())
     torch.testing.assert_close(evidence.similarity, neighbours.scores, rtol=0, atol=1e-6)
     for piece in (evidence.similarity[:, 3], evidence.prototype_posterior[:, 2]):
         (gradient,) = torch.autograd.grad(piece.sum(), query, retain_graph=True)
@@ -196,3 +207,24 @@ def test_only_parts_that_are_on_are_built():
     assert list(score_parts(AttentionConfig(), **SIZES)) == ["similarity", "situation"]
     full = AttentionConfig(heads=3, qk="full", distance_bias="deep", label_bias="neighbour")
     assert list(score_parts(full, **SIZES))[2:] == ["query_key", "distance_bias", "label_bias"]
+
+
+def test_a_shift_starts_at_nothing_and_then_moves_the_posterior(circle, east):
+    found, query = circle.search(east, 3), torch.from_numpy(east)
+    shifted = PrototypePosterior(shifted=True, dim=2, n_classes=4)
+    with torch.no_grad():
+        start = shifted(found, query)
+        torch.testing.assert_close(start, plain_posterior()(found, query))
+        shifted.shift.weight[1, 0] = 0.5  # the query is (1, 0)
+        shifted.shift.bias[1] = 0.25
+        moved = shifted(found, query)
+    odds = moved[0, 1] / moved[0, 0] / (start[0, 1] / start[0, 0])
+    assert odds.item() == pytest.approx(math.exp(0.75), rel=1e-5)
+    assert moved[0, 3] == 0  # a class without rows stays impossible
+    assert shifted.penalty().item() == pytest.approx(SHIFT_PENALTY * 0.25)
+    assert plain_posterior().penalty() == 0
+
+
+def test_evidence_without_a_posterior_says_so(neighbours):
+    with pytest.raises(RuntimeError, match="without a prototype posterior"):
+        _ = Evidence(neighbours).prototype_posterior

@@ -8,7 +8,7 @@ import torch
 from tiny import JOINT, SMALL, config, tiny_splits
 
 from attnknn.data import Split
-from attnknn.stage1 import Stage1
+from attnknn.stage1 import Stage1, uses_bfloat16
 
 CPU = torch.device("cpu")
 
@@ -179,3 +179,19 @@ def test_early_epochs_see_small_images(tmp_path):
 def test_small_sizes_need_their_shares():
     with pytest.raises(ValueError, match="small_until must hold one rising share"):
         config(SMALL, small_sizes=[4, 6], small_until=[0.5])
+
+
+def test_precision_is_chosen_by_name_or_by_the_hardware(monkeypatch):
+    cpu = torch.device("cpu")
+    assert uses_bfloat16("bfloat16", cpu) and not uses_bfloat16("float32", cpu)
+    for capable in (True, False):
+        monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda c=capable: c)
+        assert uses_bfloat16("auto", cpu) is capable
+
+
+def test_bfloat16_trains_nearly_the_same_network(tmp_path):
+    exact, _ = train(config(SMALL), tmp_path, name="exact")
+    coarse, _ = train(config(SMALL, precision="bfloat16"), tmp_path, name="coarse")
+    assert all(p.dtype == torch.float32 for p in coarse.embedder.parameters())
+    assert not torch.equal(weights(exact), weights(coarse))
+    torch.testing.assert_close(weights(exact), weights(coarse), rtol=0.2, atol=0.05)

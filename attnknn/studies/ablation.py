@@ -31,9 +31,11 @@ _NOTHING = AttentionConfig(
     floor=False,
     query_temperature=False,
 )
+NEEDS = {"prototype_shift": {"prototype_gate": True}}  # parts that nothing reads when alone
 VOTE_PARTS = {
     "denoise": "denoised labels",
     "prototype_gate": "prototype gate",
+    "prototype_shift": "shifted prototypes",
     "floor": "fitted floor",
     "query_temperature": "temperature per query",
 }
@@ -102,7 +104,8 @@ def variants(whole: AttentionConfig, *, extras: bool = True) -> list[Variant]:
     ]
     made += [Variant("on", "all of these", BARE, replace(bare, situation=situation))]
     made += [
-        Variant("on", VOTE_PARTS[name], BARE, replace(bare, **{name: True})) for name in switched
+        Variant("on", VOTE_PARTS[name], BARE, replace(bare, **NEEDS.get(name, {}), **{name: True}))
+        for name in switched
     ]
     if extras:
         made += [

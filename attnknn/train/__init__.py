@@ -253,6 +253,7 @@ def _write_report(
         pretrained=stage.embedder.pretrained_used,
         parameters=sum(p.numel() for p in stage.embedder.parameters()),
         processes=stage.group.size,
+        precision="bfloat16" if stage.halved else "float32",
         origin=origin,
     )
 
