@@ -224,9 +224,8 @@ def _descend(
     generator = torch.Generator().manual_seed(seed + 1)
     rows = torch.arange(len(queries.labels)) if rows is None else rows
     steps = -(-len(rows) // fitting.fit_batch_size) * fitting.fit_epochs
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=fitting.fit_lr, weight_decay=fitting.fit_weight_decay
-    )
+    options = {"lr": fitting.fit_lr, "weight_decay": fitting.fit_weight_decay}
+    optimiser = torch.optim.AdamW(model.parameters(), fused=True, **options)  # many tiny tensors
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(fitting.fit_epochs):
         model.train()
