@@ -28,7 +28,7 @@ def scaling():
 def test_panels_draw_one_line_a_setting():
     rows = [
         {"setting": name, "seed": seed, "epoch": epoch, "val_accuracy": 0.1 * epoch + 0.01 * seed}
-        | {"loss": 1.0, "sparsity_loss": 1e-5, "seconds": 2.0}
+        | {"loss": 1.0, "sparsity_loss": 1e-5, "cpu_seconds": 2.0}
         for name in ("dense", "keep 0.3")
         for seed in (0, 1)
         for epoch in (1, 2, 3)

@@ -82,8 +82,9 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path, monkeypatch, kind):
     monkeypatch.undo()
     resumed = train(tmp_path / "cut", setting)
     np.testing.assert_array_equal(whole.logits["test"], resumed.logits["test"])
+    times = ["seconds", "cpu_seconds"]
     pd.testing.assert_frame_equal(
-        whole.history.drop(columns="seconds"), resumed.history.drop(columns="seconds")
+        whole.history.drop(columns=times), resumed.history.drop(columns=times)
     )
 
 
@@ -122,10 +123,16 @@ def test_fault_26_epoch_seconds_are_training_alone(tmp_path, monkeypatch):
         clock[0] += 1
         return step(*arguments)
 
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(
+        loop_module,
+        "time",
+        SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0]),
+    )
     monkeypatch.setattr(loop_module, "judge", slow_judge)
     monkeypatch.setattr(Training, "_step", unit_step)
-    assert train(tmp_path).history["seconds"].tolist() == [3.0] * RECIPE.epochs
+    history = train(tmp_path).history
+    assert history["seconds"].tolist() == [3.0] * RECIPE.epochs
+    assert history["cpu_seconds"].tolist() == [3.0] * RECIPE.epochs
 
 
 def test_the_same_seed_gives_the_same_weights():

@@ -19,7 +19,7 @@ PANELS = (
     ("val_accuracy", "validation accuracy (%)", 100.0),
     ("loss", "training loss", 1.0),
     ("sparsity_loss", "sparsity loss", 1.0),
-    ("seconds", "seconds per epoch", 1.0),
+    ("cpu_seconds", "CPU seconds per epoch", 1.0),
 )
 HISTOGRAM_BINS = 50
 _MAP, _MAP_RANGE = "cividis", (0.0, 0.88)  # told apart in grey and with any colour vision
