@@ -9,9 +9,11 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from attnknn import plot
 from attnknn.afmp import grid_scaffold
+from attnknn.afmp.linear import Linear
 
 mpl.use("Agg")
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"
@@ -105,6 +107,26 @@ def run_benchmark(out: Path, *options: str) -> pd.DataFrame:
     command = [sys.executable, str(BENCHMARK), *words, "--out", str(out), *options]
     subprocess.run(command, check=True, capture_output=True)
     return pd.read_csv(out / "scaling.csv")
+
+
+def test_fault_26_a_pass_is_forward_and_backward_on_the_whole_batch(scaling):
+    seen, model = [], torch.nn.Linear(7, 3)
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    for _ in range(2):  # gradients of an earlier pass do not add up
+        scaling.training_pass(model, torch.ones(5, 7), torch.zeros(5, dtype=torch.long))
+    assert seen == [5, 5]
+    shares = torch.softmax(model(torch.ones(1, 7))[0], dim=0) - torch.eye(3)[0]
+    torch.testing.assert_close(model.bias.grad, shares.detach())
+
+
+def test_both_transformers_have_the_same_weights(scaling):
+    fast, plain = (scaling.build(name, 32) for name in (scaling.DEIT, scaling.DEIT_OF_TIMM))
+    plain.load_state_dict(fast.state_dict())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast.eval()(images), plain.eval()(images))
+    kinds = [{type(each) for each in model.modules()} for model in (fast, plain)]
+    assert [torch.nn.Linear in kinds[0], Linear in kinds[0]] == [False, True]
+    assert Linear not in kinds[1]
 
 
 @pytest.mark.slow
