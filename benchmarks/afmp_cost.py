@@ -1,25 +1,15 @@
 """AFMP against DeiT-Tiny: one training pass each, in turns; ``afmp_scaling`` has all sizes."""
 
+from functools import partial
+
 import torch
-from torch.nn import functional
 
 from benchmarks.sizes import Sizes
-from benchmarks.timing import Action, Missing, Ratio, divided, interleaved
+from benchmarks.timing import Missing, Ratio, divided, interleaved
 
 DEIT, AFMP = "DeiT-Tiny", "AFMP-Small keep 0.3"
 NAME, TITLE = "afmp_over_deit", "AFMP-Small: time of forward + backward over DeiT-Tiny"
 BATCH = 8
-
-
-def training_pass(model: torch.nn.Module, side: int) -> Action:
-    """Return forward + backward on one batch of random images."""
-    images, labels = torch.randn(BATCH, 3, side, side), torch.arange(BATCH)
-
-    def run() -> None:
-        model.zero_grad(set_to_none=True)
-        functional.cross_entropy(model(images), labels).backward()
-
-    return run
 
 
 def measure(sizes: Sizes) -> list[Ratio | Missing]:
@@ -28,14 +18,16 @@ def measure(sizes: Sizes) -> list[Ratio | Missing]:
         import timm  # noqa: F401
 
         import attnknn.afmp  # noqa: F401
-        from benchmarks.afmp_scaling import MODELS, build
+        from benchmarks.afmp_scaling import MODELS, build, training_pass
     except ImportError as error:
         return [Missing(NAME, TITLE, f"cannot be imported: {error}")]
     if not {DEIT, AFMP} <= set(MODELS):
         return [Missing(NAME, TITLE, f"afmp_scaling has other models: {', '.join(MODELS)}")]
     torch.manual_seed(0)
+    images, labels = torch.randn(BATCH, 3, sizes.side, sizes.side), torch.arange(BATCH)
     actions = {
-        name: training_pass(build(name, sizes.side).train(), sizes.side) for name in (AFMP, DEIT)
+        name: partial(training_pass, build(name, sizes.side).train(), images, labels)
+        for name in (AFMP, DEIT)
     }
     times = interleaved(actions, sizes.rounds)
     note = f"batch {BATCH} of {sizes.side} px, three tenths of the edges kept"

@@ -9,9 +9,11 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from attnknn import plot
 from attnknn.afmp import grid_scaffold
+from attnknn.afmp.linear import Linear
 
 mpl.use("Agg")
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"
@@ -28,7 +30,7 @@ def scaling():
 def test_panels_draw_one_line_a_setting():
     rows = [
         {"setting": name, "seed": seed, "epoch": epoch, "val_accuracy": 0.1 * epoch + 0.01 * seed}
-        | {"loss": 1.0, "sparsity_loss": 1e-5, "seconds": 2.0}
+        | {"loss": 1.0, "sparsity_loss": 1e-5, "cpu_seconds": 2.0}
         for name in ("dense", "keep 0.3")
         for seed in (0, 1)
         for epoch in (1, 2, 3)
@@ -56,6 +58,15 @@ def test_gate_maps_leave_pruned_edges_out():
     assert centre.tolist() == [5.5, 5.5]  # the middle of 12 pixels, numbered 0 to 11
 
 
+def test_the_two_directions_of_a_gate_do_not_cover_each_other():
+    points, pairs = np.array([[0.5, 0.5], [1.5, 0.5]]), np.array([[0, 1], [1, 0]])
+    image = np.zeros((1, 1, 4, 8), dtype=np.uint8)
+    figure = plot.gate_maps(image, points, pairs, np.array([[0.4, 0.7]]), 4)
+    to_right, to_left = figure.axes[0].collections[0].get_segments()
+    assert to_right[0][0] < to_right[1][0] and to_left[0][0] > to_left[1][0]
+    assert (to_right[:, 1] < 1.5).all() and (to_left[:, 1] > 1.5).all()  # y runs downwards
+
+
 def test_layers_show_the_last_epoch():
     rows = [
         {"setting": "keep 0.3", "seed": 0, "epoch": epoch, "layer": layer, "kept": 0.3}
@@ -65,6 +76,15 @@ def test_layers_show_the_last_epoch():
     ]
     figure = plot.gate_layers(pd.DataFrame(rows), ["keep 0.3"])
     np.testing.assert_allclose(figure.axes[1].lines[0].get_ydata(), [120, 120])
+
+
+def test_equal_layers_lie_side_by_side():
+    rows = [
+        {"setting": name, "seed": 0, "epoch": 1, "layer": 1, "kept": 0.3, "closed": 0.5}
+        for name in ("keep 0.3", "top-down")
+    ]
+    one, two = plot.gate_layers(pd.DataFrame(rows), ["keep 0.3", "top-down"]).axes[0].lines
+    assert one.get_xdata()[0] < 1 < two.get_xdata()[0] and one.get_marker() != two.get_marker()
 
 
 def test_histograms_have_fifty_bins():
@@ -96,6 +116,9 @@ def test_out_of_memory_is_marked(scaling):
     measured.loc[2, ["seconds", "peak_mb", "outcome"]] = [np.nan, np.nan, "out of memory"]
     assert set(scaling.exponents(measured)) == {"AFMP-Small dense", "DeiT-Tiny"}
     axes = plot.scaling_panels(measured).axes[0]
+    ratios = plot.scaling_panels(measured).axes[2].lines
+    assert ratios[-1].get_label() == "DeiT-Tiny" and set(ratios[-1].get_ydata()) == {1.0}
+    assert len(plot.scaling_panels(measured, rival="none").axes) == 2
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert len(crosses) == 1 and crosses[0].get_xdata().tolist() == [196]
 
@@ -105,6 +128,26 @@ def run_benchmark(out: Path, *options: str) -> pd.DataFrame:
     command = [sys.executable, str(BENCHMARK), *words, "--out", str(out), *options]
     subprocess.run(command, check=True, capture_output=True)
     return pd.read_csv(out / "scaling.csv")
+
+
+def test_fault_26_a_pass_is_forward_and_backward_on_the_whole_batch(scaling):
+    seen, model = [], torch.nn.Linear(7, 3)
+    model.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    for _ in range(2):  # gradients of an earlier pass do not add up
+        scaling.training_pass(model, torch.ones(5, 7), torch.zeros(5, dtype=torch.long))
+    assert seen == [5, 5]
+    shares = torch.softmax(model(torch.ones(1, 7))[0], dim=0) - torch.eye(3)[0]
+    torch.testing.assert_close(model.bias.grad, shares.detach())
+
+
+def test_both_transformers_have_the_same_weights(scaling):
+    fast, plain = (scaling.build(name, 32) for name in (scaling.DEIT, scaling.DEIT_OF_TIMM))
+    plain.load_state_dict(fast.state_dict())
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(fast.eval()(images), plain.eval()(images))
+    kinds = [{type(each) for each in model.modules()} for model in (fast, plain)]
+    assert [torch.nn.Linear in kinds[0], Linear in kinds[0]] == [False, True]
+    assert Linear not in kinds[1]
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph, batch_graph
+from attnknn.afmp.linear import Linear
 from attnknn.afmp.router import Routed
 from attnknn.afmp.scaffold import Scaffold, grid_scaffold
 from attnknn.afmp.settings import AFMPConfig
@@ -68,8 +69,8 @@ class AFMPTrunk(nn.Module):
         super().__init__()
         self.config, self.out_dim = config, config.width
         self.channels = check_count("channels", channels)
-        self.patches = nn.Linear(channels * config.patch**2, config.width)
-        self.places = nn.Linear(2, config.width)
+        self.patches = Linear(channels * config.patch**2, config.width)
+        self.places = Linear(2, config.width)
         self.layers = nn.ModuleList(
             Layer(config.width, config.keep_share, predicts=config.top_down)
             for _ in range(config.layers)
@@ -141,7 +142,7 @@ class AFMP(nn.Module):
         super().__init__()
         self.config = config
         self.trunk = AFMPTrunk(config, channels=channels)
-        self.readout = nn.Linear(config.width, check_count("n_classes", n_classes, low=2))
+        self.readout = Linear(config.width, check_count("n_classes", n_classes, low=2))
 
     def forward(self, images: Images) -> Float[Tensor, "B C"]:
         """Return the logits of normalised images."""

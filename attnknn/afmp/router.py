@@ -6,11 +6,11 @@ Axes: N points of the batch, E edges of the batch, B images, D width.
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph, Edges
+from attnknn.afmp.linear import Linear, linear
 
 SCORE_WIDTH = 64
 BILINEAR_SCALE = 0.02
@@ -47,7 +47,7 @@ class PredictiveRouter(nn.Module):
     def __init__(self, width: int, keep_share: float, *, predicts: bool = True) -> None:
         super().__init__()
         self.keep_share = keep_share
-        self.prediction = nn.Linear(width, width) if predicts else None
+        self.prediction = Linear(width, width) if predicts else None
         self.query = nn.Linear(width, SCORE_WIDTH)
         self.key = nn.Linear(width, SCORE_WIDTH)
         self.bilinear = nn.Parameter(BILINEAR_SCALE * torch.randn(SCORE_WIDTH, SCORE_WIDTH))
@@ -99,7 +99,7 @@ class PredictiveRouter(nn.Module):
         query, bias = self.bilinear.T @ self.query.weight, self.query.bias @ self.bilinear
         maps = torch.cat([query, self.key.weight, to_target, to_source])
         shifts = torch.cat([bias, self.key.bias, self.hidden.bias, torch.zeros_like(bias)])
-        return F.linear(states, maps, shifts)
+        return linear(states, maps, shifts)
 
     def errors(
         self,

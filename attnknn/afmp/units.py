@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph
+from attnknn.afmp.linear import Linear
 from attnknn.afmp.messages import gated_sum
 from attnknn.afmp.router import PredictiveRouter, Routed
 
@@ -19,8 +20,8 @@ class CapsuleUnit(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.own = nn.Linear(width, width)
-        self.message = nn.Linear(width, width)
+        self.own = Linear(width, width)
+        self.message = Linear(width, width)
 
     def forward(
         self, states: Float[Tensor, "N D"], routed: Routed, gate: nn.Linear
@@ -78,7 +79,7 @@ class TopDown(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.maps = nn.ModuleList(nn.Linear(width, width) for _ in range(layers - 1))
+        self.maps = nn.ModuleList(Linear(width, width) for _ in range(layers - 1))
 
     def forward(
         self, states: list[Float[Tensor, "N D"]], graph: BatchGraph

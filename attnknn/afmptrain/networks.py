@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from tqdm import TqdmWarning
 
 from attnknn.afmp import AFMP, AFMPConfig, AFMPTrunk
+from attnknn.afmp.linear import with_fast_linear
 from attnknn.afmp.published import PublishedAFMP
 from attnknn.afmptrain.settings import Setting
 from attnknn.data import Splits
@@ -77,7 +78,7 @@ def build_transformer(config: AFMPConfig, n_classes: int, channels: int, side: i
     widths = range(WIDTH_STEP, 1025, WIDTH_STEP)
     width = min(widths, key=lambda width: abs(size(width) - wanted))
     most = max(1, width // HEAD_WIDTH)
-    return VisionTransformer(
+    transformer = VisionTransformer(
         img_size=side,
         patch_size=config.patch,
         in_chans=channels,
@@ -86,3 +87,4 @@ def build_transformer(config: AFMPConfig, n_classes: int, channels: int, side: i
         depth=config.layers,
         num_heads=next(heads for heads in range(most, 0, -1) if width % heads == 0),
     )
+    return with_fast_linear(transformer)  # the same products as AFMP's: times can be compared

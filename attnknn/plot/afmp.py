@@ -10,7 +10,13 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import (
+    FixedLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+    ScalarFormatter,
+)
 
 from attnknn.plot.style import FAINT, FULL_WIDTH, method_style, quiet_grid
 
@@ -19,10 +25,11 @@ PANELS = (
     ("val_accuracy", "validation accuracy (%)", 100.0),
     ("loss", "training loss", 1.0),
     ("sparsity_loss", "sparsity loss", 1.0),
-    ("seconds", "seconds per epoch", 1.0),
+    ("cpu_seconds", "CPU seconds per epoch", 1.0),
 )
 HISTOGRAM_BINS = 50
 _MAP, _MAP_RANGE = "cividis", (0.0, 0.88)  # told apart in grey and with any colour vision
+_MARKERS, _ASIDE = "osD^vPX*", 0.12
 _LINES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
@@ -50,11 +57,19 @@ def afmp_panels(history: pd.DataFrame, names: Sequence[str]) -> Figure:
         ax.set_ylabel(label)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         quiet_grid(ax)
+    axes[1, 0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True)
     for ax in axes[1]:
         ax.set_xlabel("epoch")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 5))
+    figure.align_ylabels(axes)
+    _legend_above(figure, axes[0, 0])
     return figure
+
+
+def _legend_above(figure: Figure, ax: Axes, *, most: int = 6) -> None:
+    """Put a legend above all axes, in rows of equal length."""
+    handles, labels = ax.get_legend_handles_labels()
+    rows = -(-len(labels) // most)
+    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // rows))
 
 
 def gate_maps(
@@ -66,7 +81,8 @@ def gate_maps(
 ) -> Figure:
     """Draw the gates of each image as a graph over it: the wider a line, the more open its edge.
 
-    The colours span the gates at hand: a mean over channels stays near one half.
+    The two directions of a pair lie side by side: messages keep to the left. The colours span the
+    gates at hand: a mean over channels stays near one half.
 
     Args:
         images: Pixels.
@@ -75,10 +91,10 @@ def gate_maps(
         gates: Mean gate of every edge; 0 where it is pruned, and then it is not drawn.
         patch: Side of a patch, in pixels.
     """
-    n_images, height = len(images), 1.05 * FULL_WIDTH / len(images)
+    n_images, height = len(images), 0.93 * FULL_WIDTH / len(images)
     figure, axes = plt.subplots(1, n_images, figsize=(FULL_WIDTH, height), squeeze=False)
     places = patch * points - 0.5
-    ends = places[pairs.T]  # (E, 2, 2)
+    ends = _to_the_left(places[pairs.T], 0.07 * patch)  # (E, 2, 2)
     low, high = np.quantile(gates[gates > 0], [0.02, 0.98])
     widths = 0.6 + 2.2 * ((gates - low) / max(high - low, 1e-9)).clip(0, 1)
     for ax, image, values, wide in zip(axes[0], images, gates, widths, strict=True):
@@ -96,6 +112,13 @@ def gate_maps(
     return figure
 
 
+def _to_the_left(ends: Float[np.ndarray, "E 2 2"], distance: float) -> Float[np.ndarray, "E 2 2"]:
+    """Return the lines moved to the left of their direction, as seen on the picture."""
+    along = ends[:, 1] - ends[:, 0]  # (E, 2)
+    left = np.stack([along[:, 1], -along[:, 0]], axis=1)  # y runs downwards
+    return ends + (distance * left / np.linalg.norm(along, axis=1, keepdims=True))[:, None]
+
+
 def gate_layers(gates: pd.DataFrame, names: Sequence[str]) -> Figure:
     """Draw, layer by layer, the share of kept edges and of gates below one half.
 
@@ -110,19 +133,19 @@ def gate_layers(gates: pd.DataFrame, names: Sequence[str]) -> Figure:
     means = last.groupby(["setting", "layer"], as_index=False)[["kept", "closed"]].mean()
     figure, axes = plt.subplots(1, 2, figsize=(FULL_WIDTH, 2.3), sharex=True)
     shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
+    aside = np.linspace(-_ASIDE, _ASIDE, len(names))  # equal values stay visible side by side
     titles = {"kept": "edges kept (%)", "closed": "gates below ½ (%)"}
     for ax, (column, title) in zip(axes, titles.items(), strict=True):
         for place, (name, shade) in enumerate(zip(names, shades, strict=True)):
             rows = means[means["setting"] == name]
-            line = _LINES[place % len(_LINES)]
-            ax.plot(
-                rows["layer"], 100 * rows[column], "o", ls=line, color=shade, ms=3.5, label=name
-            )
-        ax.set(xlabel="layer", ylabel=title, ylim=(-3, 103))
+            style = {"linestyle": _LINES[place % len(_LINES)], "linewidth": 0.8, "color": shade}
+            marker = {"marker": _MARKERS[place % len(_MARKERS)], "markersize": 3.5}
+            layers = rows["layer"] + aside[place]
+            ax.plot(layers, 100 * rows[column], label=name, **style, **marker)
+        ax.set(xlabel="layer", ylabel=title, ylim=(-3, 106))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         quiet_grid(ax)
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(names), 5))
+    _legend_above(figure, axes[0])
     return figure
 
 
@@ -148,43 +171,60 @@ def gate_histogram(gates: pd.DataFrame) -> Axes:
     ax.set(xlabel="gate", ylabel="gates", yscale="log", xlim=(0, 1))
     ax.axvline(0.5, color=FAINT, linewidth=0.6)
     quiet_grid(ax)
-    ax.legend()
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
     return ax
 
 
-def scaling_panels(table: pd.DataFrame) -> Figure:
-    """Draw time and peak memory against the number of patches, both axes logarithmic.
+def scaling_panels(table: pd.DataFrame, *, rival: str = "DeiT-Tiny") -> Figure:
+    """Draw time and peak memory against the number of patches, and time over that of a rival.
 
     Args:
         table: Columns ``model``, ``n_patches``, ``seconds``, ``peak_mb`` and ``outcome``; a row
             whose outcome is not "ok" is marked with a cross above the last measured point.
+        rival: The model that times are divided by; the panel stays out if it was not measured.
     """
-    figure, axes = plt.subplots(1, 2, figsize=(FULL_WIDTH, 2.5))
     columns = {"seconds": "seconds, forward + backward", "peak_mb": "peak memory (MB)"}
+    own = table[table["model"] == rival].set_index("n_patches")["seconds"]
+    if len(own):
+        table = table.assign(ratio=table["seconds"] / table["n_patches"].map(own))
+        columns["ratio"] = f"time / time of {rival}"
+    figure, axes = plt.subplots(1, len(columns), figsize=(FULL_WIDTH, 2.7))
     styles = _scaling_styles(list(dict.fromkeys(table["model"])))
     for ax, (column, label) in zip(axes, columns.items(), strict=True):
-        for model, rows in table.groupby("model", sort=False):
-            good, bad = rows[rows["outcome"] == "ok"], rows[rows["outcome"] != "ok"]
-            line, *_ = ax.plot(good["n_patches"], good[column], label=model, **styles[model])
-            if len(bad) and len(good):
-                top = np.full(len(bad), good[column].max())
-                ax.plot(bad["n_patches"], top, "x", color=line.get_color(), markersize=7)
-        ax.set(xlabel="patches", ylabel=label, xscale="log", yscale="log")
-        ax.xaxis.set_major_locator(FixedLocator(np.unique(table["n_patches"]).tolist()))
+        _draw_scaling(ax, table, column, styles)
+        ax.set(xlabel="patches", ylabel=label, xscale="log")
+        if column == "ratio":
+            ax.set_ylim(bottom=0)
+        else:
+            ax.set_yscale("log")
+        sizes = np.unique(table["n_patches"]).tolist()
+        ax.xaxis.set_major_locator(FixedLocator(sizes[::-2]))  # every second one has room
         ax.xaxis.set_major_formatter(ScalarFormatter())
         ax.xaxis.set_minor_locator(NullLocator())
         quiet_grid(ax, "both")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=3)
+    _legend_above(figure, axes[0], most=3)
     return figure
+
+
+def _draw_scaling(ax: Axes, table: pd.DataFrame, column: str, styles: dict[str, dict]) -> None:
+    for model, rows in table.groupby("model", sort=False):
+        good, bad = rows[rows["outcome"] == "ok"], rows[rows["outcome"] != "ok"]
+        line, *_ = ax.plot(good["n_patches"], good[column], label=model, **styles[model])
+        if len(bad) and len(good):
+            top = np.full(len(bad), good[column].max())
+            ax.plot(bad["n_patches"], top, "x", color=line.get_color(), markersize=7)
 
 
 def _scaling_styles(models: list[str]) -> dict[str, dict]:
     """Return how to draw each model: AFMP's variants in shades, others in their own colour."""
-    styles = {model: method_style(model).line for model in models}
+    styles = {model: method_style(model).line | {"markersize": 3.5} for model in models}
     variants = [model for model in models if model.lower().startswith("afmp")]
     shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, max(len(variants), 1)))
     for place, (model, shade) in enumerate(zip(variants, shades, strict=False)):
         shaded = dict.fromkeys(("color", "markerfacecolor", "markeredgecolor"), shade)
         styles[model] |= shaded | {"linestyle": _LINES[place % len(_LINES)]}
+    for place, model in enumerate(model for model in models if model not in variants):
+        if place:  # a second one of the same kind: broken lines and empty markers
+            styles[model] |= {"linestyle": _LINES[place % len(_LINES)], "markerfacecolor": "none"}
     return styles

@@ -199,7 +199,7 @@ def ablation_table(ablation: Ablation) -> DisplayTable:
     first = {name: runs[0] for name, runs in ablation.runs.items()}
     extra = {
         "parameters": [f"{first[name].report['parameters']:,}" for name in shown.text.index],
-        "s / 1 000 images": [
+        "CPU s / 1 000 images": [
             f"{_epoch_seconds(ablation.runs[name]):.2f}" for name in shown.text.index
         ],
     }
@@ -208,9 +208,9 @@ def ablation_table(ablation: Ablation) -> DisplayTable:
 
 
 def _epoch_seconds(runs: list[AblationRun]) -> float:
-    """Return the median training seconds per 1 000 images; validation is not in them."""
+    """Return the median CPU seconds of training on 1 000 images; validation is not in them."""
     rows = runs[0].report["rows"]["train"]
-    return float(np.median([run.history["seconds"].median() for run in runs]) * 1000 / rows)
+    return float(np.median([run.history["cpu_seconds"].median() for run in runs]) * 1000 / rows)
 
 
 def comparison_table(ablation: Ablation) -> pd.DataFrame:
