@@ -353,11 +353,11 @@ class TestInputs:
     def test_missing_numbers_are_refused_or_imputed(self, flowers):
         rows = flowers[0].copy()
         rows[0, 1] = rows[7, 2] = np.nan
-        with pytest.raises(ValueError, match="NaN"):
+        with pytest.raises(ValueError, match="X must have no missing number, got 2 times NaN"):
             AttnKNNClassifier().fit(rows, flowers[1])
         table = self.table(flowers)
         table.loc[4, "length"] = np.nan
-        with pytest.raises(ValueError, match="column 'length' contains NaN"):
+        with pytest.raises(ValueError, match="column 'length' must have no missing number, got 1 times"):
             AttnKNNClassifier().fit(table, flowers[1])
         for given in (rows, table):
             model = AttnKNNClassifier(missing="impute", random_state=0).fit(given, flowers[1])

@@ -1,9 +1,10 @@
 """The machinery under the classifier's methods: checked arguments, fitting, searching, voting."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from numbers import Real
 from typing import Any
 
 import faiss
@@ -49,7 +50,7 @@ class Machinery(BaseEstimator):
         self.classes_ = np.unique(known)
         if unknown := np.setdiff1d(labels, self.classes_).tolist():
             raise ValueError(f"y must hold no class outside of classes, got {unknown}")
-        weights = self._weights(sample_weight, labels)
+        weights = self._weights(sample_weight, labels, self.classes_)
         codes = np.searchsorted(self.classes_, labels)
         _check_enough(self.classes_, codes[weights > 0])
         first, entries = self._entries(rows, codes, weights)
@@ -88,7 +89,14 @@ class Machinery(BaseEstimator):
         check_one_of("missing", self.missing, MISSING)
         check_one_of("new_classes", self.new_classes, NEW_CLASSES)
         if self.label_noise != "auto":
+            _check_number("label_noise", self.label_noise)
             check_range("label_noise", self.label_noise, low=0, high=1, high_open=True)
+        if self.reject_below is not None:
+            _check_number("reject_below", self.reject_below)
+            check_range("reject_below", self.reject_below, low=0, high=1)
+        if self.training is not None and not isinstance(self.training, Mapping):
+            raise ValueError(f"training must be settings by name, got training={self.training!r}")
+        _check_number("verbose", self.verbose)
         return Plan(
             embedder=self.embedder,
             metric=self.metric,
@@ -119,10 +127,8 @@ class Machinery(BaseEstimator):
             self._number_columns = mixed_number_columns(rows) if is_table else None
         return rows
 
-    def _weights(self, sample_weight: Any, labels: np.ndarray) -> np.ndarray:
-        return check_weights(
-            sample_weight, labels, classes=self.classes_, class_weight=self.class_weight
-        )
+    def _weights(self, sample_weight: Any, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+        return check_weights(sample_weight, labels, classes=classes, class_weight=self.class_weight)
 
     def _entries(
         self, rows: Any, codes: np.ndarray, weights: np.ndarray
@@ -138,16 +144,25 @@ class Machinery(BaseEstimator):
         first, entries[counted] = distinct_rows(take(rows, counted), codes[counted])
         return counted[first], entries
 
-    def _meet_classes(self, unknown: np.ndarray) -> None:
-        """Add classes that have not been seen, or refuse them."""
-        if not len(unknown):
-            return
-        if check_one_of("new_classes", self.new_classes, NEW_CLASSES) == "error":
+    def _classes_with(self, labels: np.ndarray) -> np.ndarray:
+        """Return all classes, those of more labels included, or refuse new ones."""
+        if isinstance(labels[0], str) != isinstance(self.classes_[0], str):
+            seen, given = (type(values[0]).__name__ for values in (self.classes_, labels))
+            raise ValueError(f"y must hold labels of the kind seen in fit, {seen}, got {given}")
+        unknown = np.setdiff1d(labels, self.classes_)
+        known = check_one_of("new_classes", self.new_classes, NEW_CLASSES) == "error"
+        if known and len(unknown):
             raise ValueError(
                 f"y must hold known classes, got {unknown.tolist()}; new_classes='add' lets "
                 "partial_fit add classes"
             )
-        old, self.classes_ = self.classes_, np.union1d(self.classes_, unknown)
+        return np.union1d(self.classes_, unknown)
+
+    def _open_classes(self, classes: np.ndarray) -> None:
+        """Make room for classes that have not been seen."""
+        if len(classes) == len(self.classes_):
+            return
+        old, self.classes_ = self.classes_, classes
         codes = np.searchsorted(self.classes_, old)
         self.memory_.rename_classes(codes, n_classes=len(self.classes_))
         learned = self._fitted.learned
@@ -205,6 +220,11 @@ class Machinery(BaseEstimator):
         finally:
             torch.set_num_threads(before[0])
             faiss.omp_set_num_threads(before[1])
+
+
+def _check_number(name: str, value: Any) -> None:
+    if not isinstance(value, Real):
+        raise ValueError(f"{name} must be a number, got {name}={value!r}")
 
 
 def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
@@ -125,16 +126,24 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
             classes: All classes that will ever come; read by the first call alone.
             sample_weight: How much each row counts.
         """
+        if isinstance(self.class_weight, str):
+            raise ValueError(
+                "class_weight must be weights by class for partial_fit, which does not see all "
+                f"rows, got class_weight={self.class_weight!r}"
+            )
         if not self.__sklearn_is_fitted__():
             return self._fit(X, y, sample_weight, classes=classes)
         rows = self._checked(X)
         labels = check_classes(y, n_rows_of(rows))
-        self._meet_classes(np.setdiff1d(labels, self.classes_))
-        weights = self._weights(sample_weight, labels)
-        first, entries = self._entries(rows, np.searchsorted(self.classes_, labels), weights)
+        all_classes = self._classes_with(labels)
+        weights = self._weights(sample_weight, labels, all_classes)
+        codes = np.searchsorted(all_classes, labels)
+        first, entries = self._entries(rows, codes, weights)
         with self._threads():
             added = self._fitted.embedding.rows(take(rows, first))
-            self.memory_.add(added, np.searchsorted(self.classes_, labels[first]))
+            # Whatever may be refused has been refused: nothing has changed so far.
+            self._open_classes(all_classes)
+            self.memory_.add(added, codes[first])
         self._ledger = self._ledger.grown(entries, weights)
         self.memory_.reweigh(self._ledger.row_weights())
         return self
@@ -146,6 +155,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         """
         check_is_fitted(self)
         ids = np.unique(np.atleast_1d(np.asarray(ids)))
+        if not len(ids):
+            return self
         self._ledger, removed = self._ledger.without(ids)
         if len(removed):
             self.memory_.remove(removed)
@@ -169,6 +180,15 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         check_range("reject_below", self.reject_below, low=0, high=1)
         answered = probs.max(axis=1) >= self.reject_below
         return np.where(answered, labels.astype(object), self.reject_label)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the share of rows whose most probable class is right.
+
+        Rows on which ``predict`` would abstain count like all others; ``coverage_curve`` shows what
+        abstaining gains.
+        """
+        answers = self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return float(accuracy_score(y, answers, sample_weight=sample_weight))
 
     def kneighbors(
         self, X: Any = None, n_neighbors: int | None = None, return_distance: bool = True

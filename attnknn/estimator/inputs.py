@@ -92,8 +92,9 @@ def _check_array(
         rows,
         reset=reset,
         dtype=[np.float64, np.float32],
-        ensure_all_finite="allow-nan" if allow_missing else True,
+        ensure_all_finite="allow-nan",
     )
+    _check_missing("X", checked, allow_missing=allow_missing)
     _check_size(checked)
     # Zero has two signs, and rows that differ by it alone are the same row.
     return checked + checked.dtype.type(0)
@@ -109,8 +110,8 @@ def _check_table(
             if not is_number(table[name]):
                 raise ValueError(f"column {name!r} must hold numbers, as in fit")
             values = table[name].to_numpy(np.float64, na_value=np.nan)[:, None]
-            finite = "allow-nan" if allow_missing else True
-            check_array(values, ensure_all_finite=finite, input_name=f"column {name!r}")
+            check_array(values, ensure_all_finite="allow-nan", input_name=f"column {name!r}")
+            _check_missing(f"column {name!r}", values, allow_missing=allow_missing)
             _check_size(values)
         elif table[name].nunique() > MAX_CATEGORIES:
             raise ValueError(
@@ -118,6 +119,14 @@ def _check_table(
                 f"got {table[name].nunique()} (leave out names and ids)"
             )
     return table
+
+
+def _check_missing(name: str, values: np.ndarray, *, allow_missing: bool) -> None:
+    if not allow_missing and (missing := int(np.isnan(values).sum())):
+        raise ValueError(
+            f"{name} must have no missing number, got {missing} times NaN; missing='impute' puts "
+            "the column's median in its place"
+        )
 
 
 def _check_size(values: np.ndarray) -> None:
@@ -144,8 +153,11 @@ def check_classes(labels: Any, n_rows: int) -> np.ndarray:
     labels = column_or_1d(labels, warn=True)
     if pd.isna(labels).any() or (labels.dtype.kind == "f" and np.isinf(labels).any()):
         raise ValueError("y must not contain NaN, None or infinity, which are no labels")
-    if labels.dtype.kind == "f" and not np.isfinite(labels).all():
-        raise ValueError(f"Input y contains infinity or a value too large for {labels.dtype!r}.")
+    try:
+        np.unique(labels)
+    except TypeError:
+        kinds = sorted({type(label).__name__ for label in labels})
+        raise ValueError(f"y must hold labels of one kind, got {' and '.join(kinds)}") from None
     check_classification_targets(labels)
     if len(labels) != n_rows:
         raise ValueError(f"y must have one label a row, got {len(labels)} for {n_rows} rows")

@@ -59,6 +59,8 @@ class Insight(Machinery):
         """
         from attnknn.plot import neighbour_bars, neighbour_strip  # matplotlib is slow to load
 
+        if (image is None) != (images is None):
+            raise ValueError("image and images must be given together, got one of them")
         table = self.explain(X)
         if table["query"].max() > 0:
             raise ValueError(f"X must be one row, got {table['query'].max() + 1} rows")
@@ -71,6 +73,11 @@ class Insight(Machinery):
             rows = [f"row {place}" for place in table["id"]]
             ax = neighbour_bars(weights, labels, row_names=rows, n_shown=n_shown, **options)
             return ax.figure
+        if len(images) <= table["id"].max():
+            raise ValueError(
+                f"images must hold a picture of every training row, got {len(images)} pictures "
+                f"for row {table['id'].max()}"
+            )
         pictures = np.stack([np.asarray(images[place]) for place in table["id"]])
         note = f"predicted {names[predicted]}"
         return neighbour_strip(

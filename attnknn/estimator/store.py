@@ -45,6 +45,8 @@ class Store(Machinery):
             path: The file.
             embedder: The function it was fitted with, where it was fitted with one.
         """
+        if Path(path).is_dir():
+            raise ValueError(f"path must be a saved file, got the folder {path}")
         try:
             with safe_open(path, framework="pt") as handle:
                 metadata = handle.metadata() or {}

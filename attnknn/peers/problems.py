@@ -23,6 +23,7 @@ from attnknn.tables import fit_table_encoder
 from attnknn.trained import load_run
 
 PCA_WIDTH = 64
+FEWER = 77  # keeps the drawing of training rows apart from the drawing of test rows
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ def load_problem(
     noise: float = 0.0,
     cifar_run: Path | None = None,
     label_column: str = "label",
+    max_rows: int | None = None,
 ) -> Problem:
     """Return a data set with a share of wrong training labels.
 
@@ -87,6 +89,7 @@ def load_problem(
         cifar_run: A trained run; its held-out and test rows are the CIFAR-10 embeddings. (Rows its
             embedder was trained on are tidier than rows to come.)
         label_column: Own tables: the column that holds the label.
+        max_rows: Training rows at most; the seed draws which, class by class.
     """
     if name in PROBLEMS:
         parts = PROBLEMS[name](seed, cifar_run)
@@ -97,6 +100,7 @@ def load_problem(
             f"name must be one of {', '.join(PROBLEMS)}, or an existing path, "
             f"got {name=}{nearest_name(name, PROBLEMS)}"
         )
+    parts = parts if max_rows is None else _fewer(parts, max_rows, seed)
     n_classes = len(parts.class_names)
     noisy = flip_labels(parts.labels, noise, n_classes=n_classes, seed=seed)
     train, test, pictures = _flattened(parts.train), _flattened(parts.test), [None, None]
@@ -115,6 +119,19 @@ def load_problem(
         pictures=pictures[0],
         test_pictures=pictures[1],
     )
+
+
+def _fewer(parts: Parts, max_rows: int, seed: int) -> Parts:
+    """Return the data set with at most so many training rows; the test rows are all kept."""
+    if len(parts.labels) <= max_rows:
+        return parts
+    drawn = draw_rows(parts.labels, max_rows, seed=(seed, FEWER))
+    train = parts.train
+    if isinstance(train, pd.DataFrame):
+        train = train.iloc[drawn].reset_index(drop=True)
+    else:
+        train = train[drawn]
+    return replace(parts, train=train, labels=parts.labels[drawn])
 
 
 def _flattened(rows: Any) -> Any:
@@ -165,11 +182,16 @@ def _bundled(name: str) -> Callable:
     return load
 
 
-def _mnist(seed: int, _: Path | None) -> Parts:
-    parts = _split(READERS["mnist"](), seed)
-    axes = PCA(PCA_WIDTH, random_state=seed).fit(_flattened(parts.train))
-    train, test = (axes.transform(_flattened(part)) for part in (parts.train, parts.test))
-    return replace(parts, train=train, test=test)
+def _axes(name: str) -> Callable:
+    """Return a loader of images as their principal axes: what can be had without an embedder."""
+
+    def load(seed: int, _: Path | None) -> Parts:
+        parts = _split(READERS[name](), seed)
+        axes = PCA(PCA_WIDTH, random_state=seed).fit(_flattened(parts.train))
+        train, test = (axes.transform(_flattened(part)) for part in (parts.train, parts.test))
+        return replace(parts, train=train, test=test)
+
+    return load
 
 
 def _cifar10(seed: int, run: Path | None) -> Parts:
@@ -180,6 +202,7 @@ def _cifar10(seed: int, run: Path | None) -> Parts:
     return Parts(*pairs[0], *pairs[1], tuple(trained.class_names))
 
 
+CIFAR_EMBEDDINGS, CIFAR_AXES = "CIFAR-10 embeddings", "CIFAR-10 pixels, 64 axes"
 PROBLEMS: dict[str, Callable] = {
     "iris": _table("iris"),
     "wine": _bundled("wine"),
@@ -187,7 +210,8 @@ PROBLEMS: dict[str, Callable] = {
     "wine quality red": _table("wine_red"),
     "digits": _table("digits"),
     "wine quality white": _table("wine_white"),
-    "CIFAR-10 embeddings": _cifar10,
+    CIFAR_EMBEDDINGS: _cifar10,
     "adult": _table("adult"),
-    "MNIST, 64 axes": _mnist,
+    "MNIST, 64 axes": _axes("mnist"),
+    CIFAR_AXES: _axes("cifar10"),
 }
