@@ -5,6 +5,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from benchmarks.environment import set_settings_aside
+
 ROOT = Path(__file__).parent
 RESULTS = ROOT.parent / "results" / "bench"
 BASELINE = ROOT / "baseline.json"
@@ -120,4 +122,5 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    set_settings_aside()  # before anything loads numpy
     sys.exit(main())

@@ -12,7 +12,8 @@ from attnknn.files import read_json, write_json
 from attnknn.index import build_index
 from attnknn.provenance import provenance
 from attnknn.rowbank import RowBank
-from benchmarks.sizes import clustered_rows
+from benchmarks.environment import set_aside
+from benchmarks.sizes import clustered_rows, clusters_of
 
 FILE = "million.json"
 DIM, K, N_QUERIES, RECALL = 128, 50, 2000, 0.99
@@ -31,12 +32,16 @@ def run_million(
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "rows.npy"
-    np.save(path, clustered_rows(n_rows, DIM, 0, n_clusters=max(10, n_rows // 1000)))
+    n_clusters = clusters_of(n_rows)
+    np.save(path, clustered_rows(n_rows, DIM, 0, n_clusters=n_clusters))
     rows = np.load(path, mmap_mode="r")
-    n_clusters = max(10, n_rows // 1000)
     queries = clustered_rows(N_QUERIES, DIM, 1, n_clusters=n_clusters)
     held_out = clustered_rows(1000, DIM, 2, n_clusters=n_clusters)
-    result = _known(folder, n_rows) | {"threads": torch.get_num_threads(), **provenance()}
+    result = _known(folder, n_rows) | {
+        "threads": torch.get_num_threads(),
+        "set_aside": dict(set_aside),
+        **provenance(),
+    }
     for name in tqdm(names or INDEXES, desc=f"{n_rows} rows"):
         result["indexes"][name] = measure(name, rows, queries, held_out)
         write_json(folder / FILE, result)

@@ -14,6 +14,7 @@ class Sizes:
         dim: Width of a row.
         queries: Queries searched.
         k: Neighbours that vote.
+        few: Neighbours of a shorter vote, where k makes a difference.
         images: Images embedded.
         batch: Images in a training step.
         estimator_rows: Rows the scikit-learn style classifiers are fitted on.
@@ -27,6 +28,7 @@ class Sizes:
     dim: int = 256
     queries: int = 10_000
     k: int = 50
+    few: int = 16
     images: int = 2_000
     batch: int = 500
     estimator_rows: int = 10_000
@@ -42,6 +44,7 @@ QUICK = Sizes(
     dim=32,
     queries=400,
     k=10,
+    few=3,
     images=64,
     batch=32,
     estimator_rows=400,
@@ -60,6 +63,11 @@ def unit(rows: np.ndarray) -> np.ndarray:
 def random_rows(n_rows: int, dim: int, seed: int) -> np.ndarray:
     """Return unit rows in all directions: an exact search takes as long wherever they lie."""
     return unit(np.random.default_rng(seed).standard_normal((n_rows, dim), dtype=np.float32))
+
+
+def clusters_of(n_rows: int) -> int:
+    """Return the number of clusters that so many rows are drawn from."""
+    return max(10, n_rows // 1000)
 
 
 def clustered_rows(n_rows: int, dim: int, seed: int, *, n_clusters: int = 1000) -> np.ndarray:

@@ -16,6 +16,7 @@ from benchmarks import (
     notebook_overhead,
     training,
 )
+from benchmarks.environment import set_aside
 from benchmarks.sizes import FULL, Sizes
 from benchmarks.timing import Missing, Ratio
 
@@ -58,6 +59,7 @@ def run_suite(folder: Path, *, sizes: Sizes = FULL, only: tuple[str, ...] = ()) 
         "curves": curves,
         "sizes": vars(sizes),
         "threads": _threads(),
+        "set_aside": dict(set_aside),
         **provenance(),
     }
     write_json(folder / FILE, result)

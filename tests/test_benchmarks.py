@@ -172,11 +172,11 @@ def test_the_page_is_computed_from_the_figures(tmp_path):
 def test_the_whole_suite_runs_at_small_sizes(tmp_path):
     result = run_suite(tmp_path, sizes=QUICK)
     named = {row["name"] for row in result["ratios"] + result["missing"]}
-    assert {"exact_share_of_roof", "attention_over_uniform", "afmp_over_deit"} <= named
+    assert {"exact_share_of_roof_k10", "attention_over_uniform", "afmp_over_deit"} <= named
     assert all(row["median"] > 0 for row in result["ratios"])
     assert {path.name for path in tmp_path.iterdir()} == {FILE, "bench.svg", "bench.png"}
     assert regressions(result, result) == []
-    assert "exact_share_of_roof" in table(result)
+    assert "exact_share_of_roof_k10" in table(result)
     assert all(row["recall"] >= 0.99 for row in result["curves"]["ivfpq"] if row["chosen"])
 
 
@@ -203,7 +203,8 @@ def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
 
 def test_bare_faiss_answers_from_a_process_of_its_own(monkeypatch):
     monkeypatch.setenv("OPENBLAS_CORETYPE", "no such core")  # must not reach the other process
-    bare = BareFaiss(53, 7, 5, 3)
-    assert [bare() > 0 for _ in range(2)] == [True, True]
+    bare = BareFaiss(53, 7, 5)
+    assert [bare.search(k) > 0 for k in (3, 5)] == [True, True]
+    assert bare.kernels
     bare.close()
     assert bare.process.returncode == 0

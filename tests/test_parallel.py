@@ -107,7 +107,7 @@ def test_a_wrong_request_gets_one_line(capsys, tmp_path, monkeypatch):
 
 def torchrun(*words: str, cwd: Path = ROOT) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "ATTNKNN_RESULTS"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'tests'}{os.pathsep}{ROOT}"}
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [sys.executable, *launcher, *words]
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
