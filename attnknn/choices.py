@@ -32,3 +32,15 @@ SITUATION_FEATURES = (
     "prototype",  # prototype posterior of the neighbour's label
     "noise",  # mean trust of the whole bank: how wrong the labels are
 )
+
+# Data sets the quickstart knows by name; attnknn.peers loads them.
+QUICKSTART_DATA = (
+    "digits",
+    "iris",
+    "wine",
+    "breast cancer",
+    "wine quality red",
+    "wine quality white",
+    "adult",
+    "MNIST, 64 axes",
+)

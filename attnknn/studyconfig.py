@@ -52,6 +52,9 @@ class StudyConfig:
     afmp_width: int = option(128, low=1)
     afmp_patch: int = option(8, low=1)
     afmp_workers: int = option(1, low=1)
+    noise: float = option(0.1, low=0, high=1)
+    coverage: float = option(0.9, low=0, high=0.999, open_low=True)
+    max_risk: float = option(0.01, low=0, high=1)
 
 
 def check_study_value(name: str, value: Any) -> Any:
@@ -62,4 +65,6 @@ def check_study_value(name: str, value: Any) -> Any:
     checked = checked_value(entry, typing.get_type_hints(StudyConfig)[name], value)
     if checked == ():
         raise ConfigError(f"{name} must hold at least one value, got {name}=[]")
+    if isinstance(checked, tuple) and len(set(checked)) < len(checked):
+        raise ConfigError(f"{name} must hold different values, got {name}={value!r}")
     return list(checked) if isinstance(checked, tuple) else checked

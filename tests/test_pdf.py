@@ -140,6 +140,12 @@ class TestText:
     def test_progress_bars_go(self, bar):
         assert printed(f"before\n\r{bar}\nafter") == "before\nafter"
 
+    def test_words_behind_a_bar_stay_and_tqdms_own_warning_goes(self):
+        bar = "\rlevels:  10%|█         | 1/10 [00:01<00:12,  1.37s/it]"
+        moan = "/x/auto.py:21: TqdmWarning: IProgress not found. Please update jupyter"
+        where = "  from .autonotebook import tqdm as notebook_tqdm"
+        assert printed(f"{bar}{moan}\n{where}\n{bar}real warning\nnext") == "real warning\nnext"
+
     @pytest.mark.parametrize("line", ["accuracy 40% | NLL 0.3", "a | b | 2/5", "took 3 s [ok]"])
     def test_lines_that_only_resemble_bars_stay(self, line):
         assert printed(line) == line
@@ -341,6 +347,35 @@ class TestPages:
         text = text_of(pdf_of(cell))
         assert "PARAMETERS" in text and "k = 16" in text and "# Parameters" not in text
 
+    def test_parameters_are_shown_once_with_the_values_used(self):
+        declared = code(
+            "k = 5  # neighbours\nrates = [\n    0.1,\n]\nname = 'ä'", tags=["parameters"]
+        )
+        injected = code("# Parameters\nk = 16\nrates = [0.2, 0.4]\n", tags=["injected-parameters"])
+        text = text_of(pdf_of(declared, injected))
+        assert text.count("PARAMETERS") == 1 and "DEFAULT" not in text
+        assert re.search(r"k = 16 +# neighbours", text) and "k = 5" not in text
+        assert "rates = [0.2, 0.4]" in text and "0.1" not in text and "name = 'ä'" in text
+
+    def test_parameters_that_compute_are_shown_as_they_are(self):
+        declared = code("k = 5\nprint(k)", tags=["parameters"])
+        text = text_of(pdf_of(declared, code("k = 16\n", tags=["injected-parameters"])))
+        assert "DEFAULT PARAMETERS" in text and "k = 5" in text and "k = 16" in text
+
+    def test_a_verdict_is_shown_without_the_call_that_says_it(self):
+        said = new_output("display_data", {"text/markdown": "It **helps**."})
+        text = text_of(pdf_of(code("say_verdict()", said, tags=["verdict"])))
+        assert "It helps." in text and "say_verdict" not in text
+
+    def test_text_fills_the_page_before_a_figure_that_does_not_fit(self):
+        tall = SVG.replace('height="100pt" viewBox="0 0 300 100"', 'height="300pt"')
+        filler = new_markdown_cell("\n\n".join(["Words of a paragraph. " * 12] * 6))
+        plots = [code("# caption: Late.\nplot()", shown("image/svg+xml", tall)) for _ in range(3)]
+        cells = [filler, *plots, new_markdown_cell("The words that follow.")]
+        pages = [text_of_page(page) for page in pdf_of(*cells).pages]
+        assert "The words that follow." in pages[0]
+        assert sum(page.count("Late.") for page in pages) == 3
+
     def test_long_lines_and_words_stay_on_the_page(self, margins):
         long = "word " * 80 + "x" * 400
         error = new_output("error", ename="E", evalue=long, traceback=[long])
@@ -510,6 +545,33 @@ class TestReport:
         assert "Figure 1." in pages[1] and "Figure 2." in pages[2]
         chapters = [entry.title for entry in reader.outline if not isinstance(entry, list)]
         assert chapters == ["Alpha study", "Beta study"]
+
+    def report_of(self, folder, verdict, **options):
+        said = new_output("display_data", {"text/markdown": verdict})
+        cells = [new_markdown_cell("# Study"), code("say()", said, tags=["verdict"])]
+        path = write(folder, "01", *cells)
+        made = bind_report([path], folder / "r.pdf", title="T", provenance={}, **options)
+        return [text_of_page(page) for page in PdfReader(made).pages]
+
+    def test_page_one_shows_the_first_points_and_where_the_rest_is(self, tmp_path):
+        points = [f"- Point {i}: {'many words ' * 10}." for i in range(9)]
+        first, second = self.report_of(tmp_path, "\n".join(["Compared:", "", *points]))
+        assert "Compared:" in first and "Point 1:" in first and "Point 5:" not in first
+        assert re.search(r"… \d more, page 2", first)
+        assert all(f"Point {i}:" in second for i in range(9))
+
+    def test_page_one_counts_points_that_end_in_a_few_words(self, tmp_path):
+        ends = ["holds"] * 4 + ["does not hold"] * 2
+        verdict = "\n".join(f"- Claim {i}: **{end}**." for i, end in enumerate(ends))
+        first, _ = self.report_of(tmp_path, verdict)
+        assert "Of 6 points: holds 4, does not hold 2." in first and "Claim" not in first
+
+    def test_a_preface_is_a_chapter_of_its_own(self, tmp_path):
+        preface = "# Claims\n\nJudged.\n\n| claim | evidence |\n|:--|:--|\n| yes | " + "long " * 40
+        first, second, third = self.report_of(tmp_path, "Yes.", preface=f"{preface}|\n")
+        assert re.search(r"Claims[ .]*2\b", first) and "Judged." in second and "Study" in third
+        with pytest.raises(ValueError, match="preface must hold a heading"):
+            self.report_of(tmp_path, "Yes.", preface="words")
 
     def test_given_verdicts_replace_the_found_ones(self, tmp_path):
         verdicts = [("Given_title", "Holds at $k = 3$.")]

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from toy_project import cell, make_project, study_cells, training_cells, write_notebook
 
+from attnknn.choices import QUICKSTART_DATA
 from attnknn.config import ConfigError
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
+from attnknn.peers.problems import PROBLEMS
 from attnknn.pipeline import make_plan, run_pipeline
 from attnknn.pipeline.crew import threads_each
 from attnknn.pipeline.notebooks import find_notebooks, read_notebook
@@ -145,16 +147,25 @@ def test_a_misspelt_parameter_is_refused_with_the_nearest_name(project):
         ("title", 3, "text"),
         ("ks", 3, "a list"),
         ("ks", [1, "3"], "a list"),
+        ("ks", [3, 3], "hold different values"),
+        ("coverage", 1.5, "above 0 and at most"),
+        ("noise", -0.1, "at least 0"),
+        ("data", "digts", "one of .*did you mean 'digits'"),
+        ("afmp_dataset", "cifr10", "one of .*did you mean 'cifar10'"),
+        ("bracket_datasets", ["irs"], "one of .*did you mean 'iris'"),
+        ("backbone", "timm:resnet_18", "name a timm network"),
         ("epochs", "many", "an integer"),
         ("epochs", -1, "at least 0"),
         ("warmup_epochs", 99, "not exceed epochs"),
     ],
 )
 def test_a_wrong_type_or_value_is_refused(project, books, name, value, rule):
-    source = 'rate = 0.5\ntitle = "a"\nks = [1, 3]\nlimit = None'
+    source = 'rate = 0.5\ntitle = "a"\nks = [1, 3]\nlimit = None\ncoverage = 0.9\nnoise = 0.1'
+    source += '\ndata = "digits"\nafmp_dataset = "digits"\nbracket_datasets = ["digits"]'
     write_notebook(project / "notebooks/04_more.ipynb", [cell(source, "parameters")])
-    with pytest.raises(ConfigError, match=f"{name} must (be )?{rule}.*{name}="):
+    with pytest.raises(ConfigError, match=f"{name} must (be )?{rule}") as caught:
         make_plan(overrides={name: value})
+    assert f"got {name}=" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +186,25 @@ def test_a_harmless_value_is_taken(project, name, value, kept):
     assert make_plan(overrides={name: value}).assignment.by_notebook["04_more"][name] == kept
 
 
-@pytest.mark.parametrize("name", ["run_dir", "seed", "seeds", "settings"])
+def test_own_files_are_found_from_any_folder_and_changes_noticed(project, monkeypatch):
+    source = 'data = "digits"\nsave_to = ""'
+    write_notebook(project / "notebooks/04_own.ipynb", [cell(source, "parameters")])
+    (project / "my.csv").write_text("a,label\n1,x\n")
+    monkeypatch.chdir(project)
+    plan = make_plan(overrides={"data": "my.csv"}, notebooks=["04"])
+    (task,) = plan.tasks()[1]
+    own = {"data": str(project.resolve() / "my.csv"), "save_to": plan.folder.name}
+    assert task.parameters == own
+    before = RunFolder(plan.folder).key(task)
+    (project / "my.csv").write_text("a,label\n1,x\n2,y\n")
+    assert RunFolder(plan.folder).key(task) != before
+
+
+def test_the_quickstart_knows_the_names_it_is_checked_against():
+    assert set(QUICKSTART_DATA) == PROBLEMS.keys() - {"CIFAR-10 embeddings"}
+
+
+@pytest.mark.parametrize("name", ["run_dir", "save_to", "seed", "seeds", "settings"])
 def test_what_the_pipeline_fills_in_is_no_parameter(project, name):
     with pytest.raises(ConfigError, match=f"{name} must be given as .*, got {name}=1"):
         make_plan(overrides={name: 1})

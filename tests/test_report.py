@@ -170,6 +170,21 @@ def test_a_name_without_letters_is_refused():
         report.safe_name("../..")
 
 
+def test_a_sweep_has_a_block_of_rows_a_measure_and_a_column_a_level():
+    rows = [
+        {"method": method, "k": k, "metric": metric, "seed": 0, "value": value + k / 1000}
+        for method, value in (("uniform", 0.5), ("attention", 0.25))
+        for k in (3, 10)
+        for metric in ("accuracy", "nll", "ece")
+    ]
+    text, bold = report.sweep_table(pd.DataFrame(rows), over="k", metrics=["accuracy", "nll"])
+    assert list(text.columns) == list(bold.columns) == ["k = 3", "k = 10", "n"]
+    assert text.index.names == ["measure", "method"]
+    assert text.loc[("accuracy (%)", "attention"), "k = 10"] == "26.00"
+    assert text.loc[("NLL", "uniform"), "k = 3"] == "0.503"
+    assert len(text) == 4 and not bold.to_numpy().any()
+
+
 def test_figures_are_reproducible_to_the_byte(tmp_path):
     def draw(folder):
         figure, ax = plt.subplots()

@@ -1,6 +1,7 @@
-"""All notebooks of a run in one PDF: verdicts and contents first, then a chapter each."""
+"""All notebooks of a run in one PDF: verdicts and contents on page one, then a chapter each."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from attnknn.pdf.document import (
     read_chapters,
     without_headings,
 )
+from attnknn.pdf.excerpt import excerpt
 from attnknn.pdf.exporter import read_source
 from attnknn.pdf.prose import Cleaner, Node, plain_text, raw_block, read_markdown, write_typst
 from attnknn.pdf.text import breakable, clean, typst_string
@@ -29,6 +31,7 @@ def bind_report(
     title: str,
     provenance: Mapping[str, object],
     verdicts: Sequence[tuple[str, str]] | None = None,
+    preface: str = "",
 ) -> Path:
     """Bind executed notebooks into one PDF and return where it is.
 
@@ -37,8 +40,9 @@ def bind_report(
         output: The PDF.
         title: Title of the whole, plain text.
         provenance: Where the numbers come from, such as run, seeds and commit.
-        verdicts: Pairs (title, Markdown sentence) for page one; by default the Markdown output of
-            each notebook's cells tagged ``verdict``.
+        verdicts: Pairs (title, Markdown sentence) for page one; by default the beginning of what
+            each notebook's cells tagged ``verdict`` have put out.
+        preface: Markdown of a chapter before the notebooks, with a heading; none when empty.
 
     Raises:
         ValueError: If there is no notebook, or one of the files is not a notebook.
@@ -55,7 +59,9 @@ def bind_report(
             entries = [(t, v or NO_VERDICT) for t, v in zip(titles, found, strict=True)]
         else:
             entries = [(_plain_title(t), v) for t, v in verdicts]
-        pdf = _bind(chapters, entries, place, title=title, provenance=provenance)
+        before = _preface(preface, place) if preface else []
+        front = _front(entries, place, linked=verdicts is None)
+        pdf = _bind(chapters, front, before, place, title=title, provenance=provenance)
     return write_atomic(output, lambda file: file.write(pdf))
 
 
@@ -65,7 +71,8 @@ def _plain_title(text: str) -> list[Node]:
 
 def _bind(
     chapters: Sequence[Chapter],
-    entries: Sequence[tuple[list[Node], str]],
+    front: Sequence[Node],
+    before: Sequence[Node],
     place: Workshop,
     *,
     title: str,
@@ -73,21 +80,44 @@ def _bind(
 ) -> bytes:
     date = max((chapter.date for chapter in chapters), default=datetime.now(UTC))
     cover = Chapter(_plain_title(title), [], date, provenance_lines(provenance))
-    blocks = [heading_call("title-block", cover), *_summary(entries, place)]
     depth = 2 if len(chapters) <= _MOST_WITH_SECTIONS else 1
-    blocks.append(raw_block(f"#contents({depth})"))
-    for chapter in chapters:
-        blocks += [heading_call("chapter", chapter), *chapter.blocks]
+    blocks = [heading_call("title-block", cover), *front, raw_block(f"#contents({depth})")]
+    blocks += before
+    for i, chapter in enumerate(chapters):
+        own = [line for line in chapter.provenance if line not in cover.provenance]
+        blocks += [raw_block(f'#chapter-start("{_mark(i)}")')]
+        blocks += [heading_call("chapter", replace(chapter, provenance=own)), *chapter.blocks]
     short = typst_string(plain_text(cover.title))
     head = f'#import "paper.typ": *\n#show: paper.with(short: {short}, bound: true)\n\n'
     return place.compile(head + write_typst(blocks), timestamp=date)
 
 
-def _summary(entries: Sequence[tuple[list[Node], str]], place: Workshop) -> list[Node]:
+def _mark(place: int) -> str:
+    """Return the label of a chapter; nothing that a notebook can name begins with a dot."""
+    return f".chapter-{place}"
+
+
+def _front(
+    entries: Sequence[tuple[list[Node], str]], place: Workshop, *, linked: bool
+) -> list[Node]:
     trees = read_markdown({f"v{i}": clean(text) for i, (_, text) in enumerate(entries)})
     cleaner = Cleaner(place)
     blocks = [raw_block("#summary[")]
     for i, (words, _) in enumerate(entries):
-        blocks += [raw_block("#summary-entry["), call("summary-title", words)]
-        blocks += [*without_headings(cleaner.clean(trees.get(f"v{i}", []))), raw_block("]")]
+        found = excerpt(without_headings(cleaner.clean(trees.get(f"v{i}", []))))
+        blocks += [raw_block("#summary-entry["), call("summary-title", words), *found.blocks]
+        if found.n_left and linked:
+            blocks.append(raw_block(f'#summary-rest({found.n_left}, "{_mark(i)}")'))
+        blocks.append(raw_block("]"))
     return [*blocks, raw_block("]")]
+
+
+def _preface(markdown: str, place: Workshop) -> list[Node]:
+    """Return a chapter of Markdown alone; its first heading is the chapter's."""
+    blocks = Cleaner(place, prefix="preface-").clean(read_markdown({"p": clean(markdown)})["p"])
+    heading = next((block for block in blocks if block["t"] == "Header"), None)
+    if heading is None:
+        raise ValueError(f"preface must hold a heading, got {markdown[:80]!r}")
+    blocks.remove(heading)
+    opening = call("preface-start", heading["c"][2])
+    return [opening, *without_headings(blocks)]

@@ -10,6 +10,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
+from attnknn.pdf.parameters import merged_parameters
 from attnknn.pdf.tables import find_tables, loose_text, read_html, table_call, table_caption
 from attnknn.pdf.text import breakable, clean, is_bare_repr, printed, typst_string
 from attnknn.pdf.typeset import Workshop
@@ -53,14 +54,16 @@ def notebook_pieces(
         show_code: Whether the source of code cells is shown at all.
     """
     language = notebook.metadata.get("language_info", {}).get("name", "python")
+    used = _used_parameters(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             yield Piece(markdown=clean(cell.source), attachments=_attachments(cell))
         elif cell.cell_type == "code":
             captions, source = _split_captions(cell)
-            hidden = cell.metadata.get("transient", {}).get("remove_source", False)
-            if show_code and not hidden and source.strip():
-                yield _code(source, tags=_tags(cell), language=language)
+            if used and "parameters" in _tags(cell):
+                yield from _shown_code(used, {"injected-parameters"}, language) if show_code else ()
+            elif show_code and not _is_hidden(cell) and not (used and _is_injected(cell)):
+                yield from _shown_code(source, _tags(cell), language)
             yield from _outputs(cell, iter(captions), workshop)
 
 
@@ -81,6 +84,25 @@ def count_unexecuted(notebook: NotebookNode) -> tuple[int, int]:
     cells = [c for c in code if not _tags(c) & unknown]
     waiting = [c for c in cells if c.get("execution_count") is None and not c.get("outputs")]
     return len(waiting), len(cells)
+
+
+def _used_parameters(notebook: NotebookNode) -> str | None:
+    """Return one parameters cell instead of papermill's two, where both are shown and plain."""
+    declared = [c for c in notebook.cells if "parameters" in _tags(c) and not _is_hidden(c)]
+    injected = [c for c in notebook.cells if _is_injected(c) and not _is_hidden(c)]
+    if len(declared) != 1 or len(injected) != 1:
+        return None
+    return merged_parameters(clean(declared[0].source), clean(injected[0].source))
+
+
+def _is_injected(cell: NotebookNode) -> bool:
+    return "injected-parameters" in _tags(cell)
+
+
+def _is_hidden(cell: NotebookNode) -> bool:
+    """Tell whether a cell's source is left out: by its tag, or as the call that says a verdict."""
+    removed = cell.metadata.get("transient", {}).get("remove_source", False)
+    return removed or "verdict" in _tags(cell)
 
 
 def _tags(cell: NotebookNode) -> set[str]:
@@ -120,7 +142,9 @@ def _split_captions(cell: NotebookNode) -> tuple[list[str], str]:
     return ([stored] if isinstance(stored, str) else list(stored)) or captions, "\n".join(lines)
 
 
-def _code(source: str, *, tags: set[str], language: str) -> Piece:
+def _shown_code(source: str, tags: set[str], language: str) -> Iterator[Piece]:
+    if not source.strip():
+        return
     label = None
     if "injected-parameters" in tags:
         label, source = "Parameters", re.sub(r"\A\s*#\s*Parameters\s*\n", "", source)
@@ -128,7 +152,7 @@ def _code(source: str, *, tags: set[str], language: str) -> Piece:
         label = "Default parameters"
     options = f", label: {typst_string(label)}" if label else ""
     name = typst_string(language)
-    return Piece(f"#code-cell({_lines(source)}, lang: {name}{options})")
+    yield Piece(f"#code-cell({_lines(source)}, lang: {name}{options})")
 
 
 def _lines(text: str) -> str:

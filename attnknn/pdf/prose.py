@@ -233,8 +233,11 @@ class Cleaner:
 
     def _table(self, content: Any) -> list[Node]:
         attributes, caption, columns, *sections = self.clean(content)
-        columns = [[alignment, {"t": "ColWidthDefault"}] for alignment, _ in columns]
         wraps = "true" if _longest_cell(sections) > _LONGEST_CELL else "false"
+        widths = _shared_widths(sections, len(columns)) if wraps == "true" else []
+        spans = [{"t": "ColWidth", "c": width} for width in widths]
+        spans = spans or [{"t": "ColWidthDefault"}] * len(columns)
+        columns = [[side, span] for (side, _), span in zip(columns, spans, strict=True)]
         table = {"t": "Table", "c": [attributes, caption, columns, *sections]}
         return [raw_block(f"#prose-table(wraps: {wraps})["), table, raw_block("]")]
 
@@ -269,3 +272,15 @@ def _longest_cell(node: Any) -> int:
     if isinstance(node, dict):
         return len(plain_text(node)) if node["t"] in {"Plain", "Para"} else 0
     return max((_longest_cell(item) for item in node), default=0) if isinstance(node, list) else 0
+
+
+def _shared_widths(sections: Sequence[Any], n_columns: int) -> list[float]:
+    """Return the share of the page for each column: more for longer entries, by their root."""
+    head, bodies, foot = sections
+    rows = [*head[1], *(row for body in bodies for row in (*body[2], *body[3])), *foot[1]]
+    longest = [1] * n_columns
+    for _, cells in rows:
+        for place, cell in enumerate(cells[:n_columns]):
+            longest[place] = max(longest[place], _longest_cell(cell[4]))
+    roots = [max(length, 8) ** 0.5 for length in longest]  # a heading needs some room, too
+    return [root / sum(roots) for root in roots]

@@ -8,11 +8,13 @@ _ANSI = re.compile(
     r"|\x1b[@-Z\\-_]"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ufeff]")
-# "  40%|████      | 2/5 [00:01<00:02, 1.2it/s]" and "17it [00:03, 5.1it/s]"
+# "  40%|████      | 2/5 [00:01<00:02, 1.2it/s]" and "17it [00:03, 5.1it/s]", with words before
 _PROGRESS = re.compile(
-    r"\d+%\|.*\|\s*[\d.]+\w?/[\d.?]+\w?"
-    r"|\b\d+\w?(?:it|[A-Z]?B)? \[\d+:\d\d[^\]]*(?:it|s|B)/(?:s|it)[^\]]*\]"
+    r".*\d+%\|[^|]*\|\s*[\d.]+\w?/[\d.?]+\w?(?:\s*\[[^\]]*\])?"
+    r"|.*\b\d+\w?(?:it|[A-Z]?B)? \[\d+:\d\d[^\]]*(?:it|s|B)/(?:s|it)[^\]]*\]"
 )
+# What tqdm says, in two lines, where it cannot show its bar as a widget.
+_NO_WIDGET = re.compile(r"TqdmWarning: IProgress not found|from \.autonotebook import tqdm")
 _REPR = re.compile(r"\[?<[^<>\n]*(?: at 0x[0-9a-f]+|\bobject|[Aa]xes[^<>\n]*)>\]?")
 _AFTER_PUNCTUATION = re.compile(r"([/\\._\-=,:;&?+|)(\[\]])(?=.)")
 _LONG_RUN = re.compile(r"[^\s\u200b]{16}(?=[^\s\u200b]{4})")
@@ -41,10 +43,14 @@ def printed(text: str) -> str:
         # A carriage return starts the line again; the last writing is the one that stays.
         shown = [part for part in line.split("\r") if part.strip()]
         lines.append(clean(shown[-1]).rstrip() if shown else "")
-    noisy = [bool(_PROGRESS.search(line)) for line in lines]
-    return "\n".join(line for line, noise in zip(lines, noisy, strict=True) if not noise).strip(
-        "\n"
-    )
+    left = [_PROGRESS.sub("", line) for line in lines]
+    # Words written behind a bar, without a line break of their own, are still words.
+    kept = [
+        text
+        for text, line in zip(left, lines, strict=True)
+        if not _NO_WIDGET.search(text) and (text.strip() or text == line)
+    ]
+    return "\n".join(kept).strip("\n")
 
 
 def is_bare_repr(text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from attnknn.catalogue import SOURCES
 from attnknn.checks import nearest_name
+from attnknn.choices import QUICKSTART_DATA
 from attnknn.config import ConfigError, RunConfig, field_names, read_params
 from attnknn.pipeline.notebooks import Notebook
 from attnknn.studyconfig import check_study_value
@@ -17,11 +18,19 @@ from attnknn.studyconfig import check_study_value
 # Names the pipeline fills in itself, and how the user says them instead.
 _RESERVED = {
     "run_dir": "--name or --results",
+    "save_to": "--name or --results",
     "settings": "each setting by its own name",
     "seed": "--seeds",
     "seeds": "--seeds",
 }
 _KINDS = {bool: "true or false", int: "an integer", float: "a number", str: "text", list: "a list"}
+# Parameters that name data sets or the path of own files, and the names each of them knows.
+_DATA_NAMES = {
+    "dataset": tuple(SOURCES),
+    "afmp_dataset": tuple(SOURCES),
+    "bracket_datasets": tuple(SOURCES),
+    "data": QUICKSTART_DATA,
+}
 LONGEST_NAME = 80
 
 
@@ -54,10 +63,11 @@ def assign(values: Mapping[str, Any], notebooks: Sequence[Notebook]) -> Assignme
     """
     _check_names(values, notebooks)
     values = dict(values)
-    if "dataset" in values:
-        values["dataset"] = _known_dataset(values["dataset"])
+    for name in values.keys() & _DATA_NAMES.keys():
+        values[name] = _known_data(name, values[name])
     settings = {name: value for name, value in values.items() if name in field_names()}
     config = RunConfig.from_flat(_training_defaults(notebooks) | settings)
+    _check_timm(config.embedder.backbone)
     checked = {name: config.flat()[name] for name in settings}
     by_notebook = {}
     for book in notebooks:
@@ -71,18 +81,33 @@ def assign(values: Mapping[str, Any], notebooks: Sequence[Notebook]) -> Assignme
     return Assignment({name: checked[name] for name in sorted(checked)}, config, by_notebook)
 
 
-def _known_dataset(dataset: Any) -> Any:
+def _known_data(name: str, value: Any) -> Any:
     """Return a known name as it is, and the path of own files as an absolute one."""
-    if not isinstance(dataset, str) or dataset in SOURCES:
-        return dataset  # a wrong type is refused with all the other settings
-    path = Path(dataset).expanduser()
+    if isinstance(value, list):
+        return [_known_data(name, item) for item in value]
+    known = _DATA_NAMES[name]
+    if not isinstance(value, str) or value in known:
+        return value  # a wrong type is refused with all the other parameters
+    path = Path(value).expanduser()
     if not path.exists():
         raise ConfigError(
-            f"dataset must be one of {', '.join(SOURCES)}, or an existing path, "
-            f"got {dataset=}{nearest_name(dataset, SOURCES)}"
+            f"{name} must be one of {', '.join(known)}, or an existing path, "
+            f"got {name}={value!r}{nearest_name(value, known)}"
         )
     # Notebooks run in their own folder, where a relative path would mean something else.
     return str(path.resolve())
+
+
+def _check_timm(backbone: str) -> None:
+    """Refuse a timm network that does not exist; timm is slow to load, so only where it is used."""
+    if not backbone.startswith("timm:"):
+        return
+    import timm
+
+    name = backbone.removeprefix("timm:")
+    if not timm.is_model(name):
+        hint = nearest_name(name, timm.list_models())
+        raise ConfigError(f"backbone must name a timm network, got {backbone=}{hint}")
 
 
 def read_profile(folder: Path, profile: str) -> dict[str, Any]:

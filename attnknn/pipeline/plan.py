@@ -48,7 +48,8 @@ class Plan:
 
     def _task(self, book: Notebook, seeds: tuple[int, ...]) -> Task:
         # A bare name instead of a path: executed copies tell nothing of the machine's folders.
-        own = {"run_dir": self.folder.name, "seed": seeds[0], "seeds": list(seeds)}
+        place = self.folder.name
+        own = {"run_dir": place, "save_to": place, "seed": seeds[0], "seeds": list(seeds)}
         given = {name: value for name, value in own.items() if name in book.defaults}
         many = book.is_training and len(self.seeds) > 1
         copy = f"{book.name}.seed{seeds[0]}" if many else book.name

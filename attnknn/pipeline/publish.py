@@ -55,8 +55,9 @@ def _print_notebook(copy: Path) -> str:
 
 
 def _publish_report(run: RunFolder, names: list[str]) -> list[str]:
-    output = run.path / "report.pdf"
-    key = _digest([[name, run.entries[name].get("pdf_key")] for name in names])
+    output, claims = run.path / "report.pdf", run.path / "claims.md"
+    preface = claims.read_text(encoding="utf-8") if claims.is_file() else ""
+    key = _digest([preface, [[name, run.entries[name].get("pdf_key")] for name in names]])
     if not names or (run.report.get("pdf_key") == key and output.is_file()):
         return []
     from attnknn.pdf import bind_report
@@ -69,6 +70,7 @@ def _publish_report(run: RunFolder, names: list[str]) -> list[str]:
             output,
             title=f"Attn-KNN: {run.report['run']}",
             provenance=facts | {"versions": run.report.get("versions", {})},
+            preface=preface,
         )
     except (RuntimeError, ValueError) as error:
         return [f"no {output}: {error}"]

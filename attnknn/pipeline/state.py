@@ -19,6 +19,7 @@ from attnknn.runs import seed_folder
 from attnknn.sources import own_files_stamp
 
 GRID_NAME = "grid.json"  # a folder with this file holds runs, and is none itself
+PLACES = ("run_dir", "save_to")  # parameters that only say where a run is
 ORIGIN_NAME = "trained_in.json"  # in a trained seed: the run it was taken over from
 
 
@@ -112,9 +113,12 @@ class RunFolder:
     def key(self, task: Task) -> str:
         """Return the digest of all a task's result depends on: cells, parameters, trained seeds."""
         # The folder's own place is no part of the result: a moved run stays complete.
-        parameters = {n: v for n, v in task.parameters.items() if n != "run_dir"}
+        parameters = {n: v for n, v in task.parameters.items() if n not in PLACES}
         dataset = parameters.get("dataset")
         inputs = [own_files_stamp(dataset)] if isinstance(dataset, str) else []
+        others = (parameters.get(name) for name in ("data", "afmp_dataset"))
+        # Only the path of own files is absolute: the plan has made it so.
+        inputs += [own_files_stamp(x) for x in others if x is not None and Path(x).is_absolute()]
         if task.notebook.reads_training:
             inputs += [sha256_file(seed_folder(self.path, s) / "report.json") for s in task.seeds]
         content = json.dumps([task.notebook.digest, parameters, inputs], sort_keys=True)

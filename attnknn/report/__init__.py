@@ -5,7 +5,12 @@ and methods are text, never markup: they are escaped in LaTeX, Markdown, HTML an
 """
 
 from attnknn.provenance import provenance, read_report, save_report
-from attnknn.report.display import DisplayTable, main_table_style, pivot_mean_interval
+from attnknn.report.display import (
+    DisplayTable,
+    main_table_style,
+    pivot_mean_interval,
+    sweep_table,
+)
 from attnknn.report.markup import to_latex, to_markdown
 from attnknn.report.save import safe_name, save_figure, save_table
 
@@ -19,6 +24,7 @@ __all__ = [
     "save_figure",
     "save_report",
     "save_table",
+    "sweep_table",
     "to_latex",
     "to_markdown",
 ]

@@ -58,6 +58,29 @@ def pivot_mean_interval(
     return DisplayTable(text, bold.assign(n=False))
 
 
+def sweep_table(
+    tidy: pd.DataFrame, *, over: str, metrics: Sequence[str], index: Sequence[str] = ("method",)
+) -> DisplayTable:
+    """Return a compact table of a sweep: a block of rows a measure, a column a level.
+
+    Args:
+        tidy: One row per seed and measure, with the columns ``over``, ``index`` and ``value``.
+        over: The swept setting, such as k; its levels become the columns.
+        metrics: The measures, in the order of the blocks.
+        index: Columns that make up the rows of each block.
+    """
+    blocks = []
+    for metric in metrics:
+        rows = tidy[tidy["metric"] == metric]
+        block = pivot_mean_interval(rows, index=index, columns=over, metric=metric)
+        title = _column_title(metric)
+        blocks.append([pd.concat({title: table}, names=["measure"]) for table in block])
+    texts, bolds = zip(*blocks, strict=True)
+    text = pd.concat(texts)
+    levels = {name: f"{over} = {name}" for name in text.columns if name != "n"}
+    return DisplayTable(text.rename(columns=levels), pd.concat(bolds).rename(columns=levels))
+
+
 def main_table_style(frame: pd.DataFrame, *, bold: pd.DataFrame | None = None) -> Styler:
     """Return a table for a notebook: rules above and below, numbers to the right, text escaped.
 

@@ -156,9 +156,15 @@ def curves(study: NoiseStudy, *, kind: str, held_out: str) -> pd.DataFrame:
     return table[chosen & table["method"].isin(CURVES)]
 
 
-def noise_table(study: NoiseStudy) -> pd.DataFrame:
-    """Return all methods' rows, sorted and with readable levels, for a printed table."""
+def noise_table(study: NoiseStudy, *, rate: float | None = None) -> pd.DataFrame:
+    """Return all methods' rows, sorted and with readable levels, for a printed table.
+
+    Args:
+        study: The study.
+        rate: Noise level to show; all of them when None.
+    """
     table = study.table[~study.table["method"].isin(DETECTORS)]
+    table = table if rate is None else table[table["rate"] == rate]
     table = table.sort_values(["kind", "held_out", "rate"], kind="stable", ascending=True)
     shown = [f"{100 * rate:g} %" for rate in table["rate"]]
     return table.assign(noise=shown).rename(columns={"held_out": "held-out labels"})

@@ -183,8 +183,14 @@ def group_titles(study: TailStudy) -> dict[str, str]:
     return {name: f"{name}-shot accuracy (%)" for name in study.groups}
 
 
-def tail_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a study's rows sorted and with readable columns, for a printed table."""
+def tail_table(table: pd.DataFrame, *, ratio: float | None = None) -> pd.DataFrame:
+    """Return a study's rows sorted and with readable columns, for a printed table.
+
+    Args:
+        table: Rows of a study.
+        ratio: Imbalance to show; all of them when None.
+    """
+    table = table if ratio is None else table[table["ratio"] == ratio]
     order = table.assign(place=table["held_out"].map(HELD_OUT_ROWS.index), ratio=-table["ratio"])
     order = order.sort_values(["corrupted", "place", "ratio"], kind="stable")
     shown = order.assign(ratio=[f"{-ratio:g}" for ratio in order["ratio"]])
