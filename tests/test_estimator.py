@@ -357,7 +357,9 @@ class TestInputs:
             AttnKNNClassifier().fit(rows, flowers[1])
         table = self.table(flowers)
         table.loc[4, "length"] = np.nan
-        with pytest.raises(ValueError, match="column 'length' must have no missing number, got 1 times"):
+        with pytest.raises(
+            ValueError, match="column 'length' must have no missing number, got 1 times"
+        ):
             AttnKNNClassifier().fit(table, flowers[1])
         for given in (rows, table):
             model = AttnKNNClassifier(missing="impute", random_state=0).fit(given, flowers[1])
