@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnknn.neighbours import Neighbours
 
 SCALE_START = 10.0
-SHIFT_PENALTY = 1e-4  # chosen on held-out rows of CIFAR-10 and MNIST; 1e-5 to 3e-4 differ little
+SHIFT_PENALTY = 3e-4  # chosen on held-out rows of CIFAR-10 and MNIST; 1e-5 to 3e-4 differ little
 
 
 class PrototypePosterior(nn.Module):

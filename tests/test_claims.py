@@ -113,3 +113,17 @@ def test_hnsw_is_needed_where_its_build_pays(tmp_path, largest, build_seconds, e
     ]
     save(tmp_path, "06_efficiency", "measures", pd.DataFrame(rows))
     assert verdict_of(tmp_path, "HNSW is needed")[0] == expected
+
+
+@pytest.mark.parametrize(
+    ("nll", "ece", "expected"),
+    [(0.6, 0.5, judges.CONFIRMED), (0.9, 1.1, judges.PARTLY), (1.0, 1.1, judges.REFUTED)],
+)
+def test_views_must_help_about_as_much_as_published(tmp_path, nll, ece, expected):
+    rows = [
+        {"method": method, "metric": metric, "value": value}
+        for method, values in (("attention", (1, 1, 0.9)), ("attention + TTA", (nll, ece, 0.9)))
+        for metric, value in zip(("nll", "ece", "accuracy"), values, strict=True)
+    ]
+    save(tmp_path, "02_main_results", "measures", pd.DataFrame(rows))
+    assert verdict_of(tmp_path, "TTA makes attention")[0] == expected
