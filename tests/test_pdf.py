@@ -265,16 +265,6 @@ class TestPages:
         assert len(reader.pages) > 1
         assert all("accuracy_header" in text_of_page(page) for page in reader.pages)
 
-    @pytest.mark.parametrize("n_lines", range(24, 33))
-    def test_the_title_of_a_table_stays_with_it(self, n_lines):
-        rows = "".join(f"<tr><td>entry {i}</td></tr>" for i in range(30))
-        html = f"<table><thead><tr><th>HEAD</th></tr></thead><tbody>{rows}</tbody></table>"
-        filler = new_markdown_cell("\n\n".join(["Line."] * n_lines))
-        table = code("# caption: The title.\nshow()", shown("text/html", html))
-        pages = [text_of_page(page) for page in pdf_of(filler, table).pages]
-        (titled,) = [page for page in pages if "The title." in page]
-        assert "HEAD" in titled and "entry 0" in titled
-
     def test_a_wide_markdown_table_stays_on_the_page(self, margins):
         row = "|" + "|".join(["0.123456"] * 24) + "|"
         assert margins(new_markdown_cell(f"# T\n\n{row}\n{'|--' * 24}|\n{row}")) == 255
