@@ -30,6 +30,7 @@ def suite(options: argparse.Namespace) -> int:
     print(table(result))
     if options.save:
         write_json(BASELINE, result)
+        PLAN.parent.mkdir(exist_ok=True)
         for kind in ("svg", "png"):
             shutil.copy(options.out / f"bench.{kind}", PLAN.parent / f"bench.{kind}")
     return 0

@@ -156,12 +156,6 @@ def test_a_speed_is_foretold_by_hand():
     assert foretold(FIGURES, 0.5, 4000) == pytest.approx(200)
 
 
-def test_the_committed_page_is_what_the_figures_give(tmp_path):
-    root = Path(plan.__file__).parent
-    page = write_page(root, tmp_path / "page.md").read_text()
-    assert page == (root.parent / "docs/scaling.md").read_text()
-
-
 def test_the_page_is_computed_from_the_figures(tmp_path):
     ratios = result_of(speed=3.25)
     ratios["ratios"][0] |= {"low": 3.0, "high": 4.0, "target": None, "note": ""}
