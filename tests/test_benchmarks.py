@@ -114,6 +114,7 @@ def test_exponents_of_known_laws():
 FIGURES = {
     "n_rows": 1000,
     "dim": 25,
+    "k": 5,
     "index_bytes": 50_000,
     "build_seconds": 36.0,
     "queries_per_second": 400.0,
