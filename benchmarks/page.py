@@ -181,8 +181,8 @@ def _foretold_table(fitted: Figures, measured: Figures) -> str:
 def _formulae() -> str:
     return (
         "## Formulae\n\n"
-        "- memory = N · (4 · D + index bytes a row); for `disk` the rows are a file and only the\n"
-        "  index counts\n"
+        "- memory = N · (4 · D + index bytes a row); for `disk` rows and lists are files, and\n"
+        "  only the centres of the lists count\n"
         f"- machines = memory / ({USABLE:g} · memory of one); each holds N / machines rows, a\n"
         "  query goes to all of them, and the best k of their answers are kept\n"
         "- queries/s = measured · (measured rows / rows of a machine)^e\n"
@@ -235,7 +235,8 @@ def _advice(measured: Figures, fitted: Figures) -> str:
         f"## {n_rows:,} rows\n\n"
         f"On machines of {LARGER.cores} cores and {LARGER.memory_gb:g} GB.\n\n"
         f"- The fewest machines: {_told(fewest)}.\n"
-        f"- The most queries a machine: {_told(fastest)}.\n\n"
+        + ("" if fastest is fewest else f"- The most queries a machine: {_told(fastest)}.\n")
+        + "\n"
         "Where several machines share the rows, a Milvus cluster does the sharding and merging\n"
         '(`MemoryBank(..., index="milvus", uri=...)`); replicas multiply the queries a second.\n'
         "The speeds take queries to scale with the cores, and files to be in the page cache: a "

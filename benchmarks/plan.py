@@ -63,12 +63,14 @@ def need(
         machine: The machines that there are.
     """
     row_bytes = 4 * figures["dim"]
-    on_disk = row_bytes if index == "disk" else 0
-    in_memory = max(0, figures["index_bytes"]) / figures["n_rows"] + row_bytes - on_disk
+    on_disk = row_bytes + figures["disk_bytes"] / figures["n_rows"] if index == "disk" else 0
+    in_memory = max(0, figures["index_bytes"]) / figures["n_rows"]
+    in_memory += 0 if index == "disk" else row_bytes
     memory_gb = n_rows * in_memory / 1e9
     machines = max(1, math.ceil(memory_gb / (USABLE * machine.memory_gb)))
     part, cores = n_rows / machines, machine.cores / figures["threads"]
-    slope = slopes.get("ivfpq" if index == "disk" else index, 1.0)
+    # More rows never make a search faster, whatever the noise of a fit says.
+    slope = max(0.0, slopes.get("ivfpq" if index == "disk" else index, 1.0))
     speed = figures["queries_per_second"] * cores * (figures["n_rows"] / part) ** slope
     growth = (part / figures["n_rows"]) ** BUILD_EXPONENTS[index]
     if index == "hnsw":
@@ -93,4 +95,4 @@ def queries_to_pay(build_seconds: float, speed: float, exact_speed: float) -> fl
 
 def foretold(figures: dict[str, Any], slope: float, n_rows: int) -> float:
     """Return the queries a second at ``n_rows``, by the formula, from those of fewer rows."""
-    return figures["queries_per_second"] * (figures["n_rows"] / n_rows) ** slope
+    return figures["queries_per_second"] * (figures["n_rows"] / n_rows) ** max(0.0, slope)
