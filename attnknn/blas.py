@@ -1,8 +1,10 @@
 """CPU features -> the matrix kernel that faiss's own OpenBLAS should use.
 
-The faiss-cpu wheel carries an OpenBLAS that does not know new Intel CPUs and then falls back to
-kernels of 2004, three times slower. The choice is made when the library loads, so it has to be in
-the environment before faiss is first imported. A setting of the user's own is never changed.
+The faiss-cpu wheel carries an OpenBLAS (0.3.15) that does not know newer CPUs: it takes new Intel
+ones for a Prescott and AMD's Zen 5 for a Barcelona, whose kernels are several times slower. The
+choice is made when the library loads, so it has to be in the environment before faiss is first
+imported. (A name that it does not know, such as COOPERLAKE, means Prescott again: SKYLAKEX is the
+newest that it does.) A setting of the user's own is never changed, nor judged.
 """
 
 import os

@@ -30,6 +30,9 @@ def suite(options: argparse.Namespace) -> int:
     print(table(result))
     if options.save:
         write_json(BASELINE, result)
+        PLAN.parent.mkdir(exist_ok=True)
+        for kind in ("svg", "png"):
+            shutil.copy(options.out / f"bench.{kind}", PLAN.parent / f"bench.{kind}")
     return 0
 
 
@@ -77,10 +80,10 @@ def exponents(options: argparse.Namespace) -> int:
 
 def plan(options: argparse.Namespace) -> int:
     """Write docs/scaling.md from the figures that were saved."""
-    from benchmarks.plan import write_plan
+    from benchmarks.page import write_page
 
     try:
-        print(write_plan(options.figures, options.page))
+        print(write_page(options.figures, options.page))
     except FileNotFoundError as error:
         print(error)
         return 2

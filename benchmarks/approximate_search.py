@@ -23,8 +23,8 @@ def measure(sizes: Sizes, curves: dict[str, Any]) -> list[Ratio]:
         name: MemoryBank(rows, labels, n_classes=10, index=name) for name in ("exact", *INDEXES)
     }
     chosen = {}
-    for name in INDEXES:
-        curve = banks[name].autotune(held_out, recall=RECALL, k=sizes.k)
+    for name, bank in banks.items():
+        curve = bank.autotune(held_out, recall=RECALL, k=sizes.k)
         curves[name] = curve.round(5).to_dict(orient="records")
         chosen[name] = curve[curve["chosen"]].iloc[0]
     actions = {

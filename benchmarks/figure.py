@@ -1,42 +1,123 @@
-"""The figure: every ratio with its spread, and its target."""
+"""The figure: every ratio with its spread and target, and recall against speed."""
 
 from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from attnknn import plot
-from attnknn.plot.style import ALARM, FAINT, INK
+from attnknn.plot.style import ALARM, FAINT, GRID, INK
 from attnknn.report import save_figure
+
+GOOD = "#0072B2"
+CURVES = {"hnsw": ("#0072B2", "o"), "ivfpq": ("#E69F00", "D")}
+BLOCKS = {
+    "share": "Share of a ceiling",
+    "higher": "Speed, as a multiple (longer is better)",
+    "lower": "Cost, as a multiple (shorter is better)",
+}
+SURE = 1e-4  # share of missed neighbours that stands for none, on an axis without a zero
+ROW_HEIGHT, CURVE_HEIGHT = 0.2, 1.9  # inches
 
 
 def save_bench_figure(result: dict[str, Any], folder: Path) -> Figure:
-    """Draw the ratios of a result into ``bench.svg`` and ``bench.png``."""
+    """Draw a result into ``bench.svg`` and ``bench.png``."""
     plot.use_style()
-    rows = result["ratios"][::-1]
-    missing = [row["title"] for row in result["missing"]]
-    figure = Figure(figsize=(plot.FULL_WIDTH, 0.6 + 0.3 * max(1, len(rows)) + 0.15 * len(missing)))
+    blocks = {way: [r for r in result["ratios"] if _block(r) == way] for way in BLOCKS}
+    blocks = {way: rows for way, rows in blocks.items() if rows}
+    curves = {name: result["curves"].get(name) for name in ("exact", *CURVES)}
+    heights = [0.5 + ROW_HEIGHT * len(rows) for rows in blocks.values()]
+    heights += [CURVE_HEIGHT] if all(curves.values()) else []
+    figure = Figure(figsize=(plot.FULL_WIDTH, sum(heights) + 0.3))
     figure.set_layout_engine("constrained")
-    draw_ratios(figure.subplots(), rows)
-    if missing:
+    axes = figure.subplots(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for ax, (way, rows) in zip(axes, blocks.items(), strict=False):
+        draw_ratios(ax, rows[::-1], start=0 if way == "share" else 1)
+        ax.set_title(f"{BLOCKS[way]}; upright bar: the target", loc="left", fontsize=8)
+    if all(curves.values()):
+        draw_curves(axes[-1], curves)
+    if missing := [row["title"] for row in result["missing"]]:
         figure.supxlabel("not measured here: " + "; ".join(missing), fontsize=6, color=FAINT)
     save_figure(figure, folder, "bench")
     return figure
 
 
-def draw_ratios(ax: Axes, rows: list[dict[str, Any]]) -> Axes:
-    """Draw one line a ratio on a logarithmic axis: median, spread of the rounds, target."""
+def draw_ratios(ax: Axes, rows: list[dict[str, Any]], *, start: float) -> Axes:
+    """Draw one bar a ratio, from ``start`` on: median, spread of the rounds, target.
+
+    A share begins at 0; a multiple at 1, on a logarithmic axis.
+    """
     for place, row in enumerate(rows):
-        ax.plot([row["low"], row["high"]], [place, place], color=INK, linewidth=1.2)
-        ax.plot(row["median"], place, "o", color=INK, markersize=4)
+        colour = ALARM if _misses(row) else GOOD
+        ax.barh(place, row["median"] - start, left=start, height=0.5, color=colour, alpha=0.35)
+        ax.plot([row["low"], row["high"]], [place, place], color=colour, linewidth=1.2)
+        ax.plot(row["median"], place, "o", color=colour, markersize=3.5)
         if row["target"] is not None:
-            ax.plot(row["target"], place, "|", color=ALARM, markersize=11, markeredgewidth=1.6)
-    ax.axvline(1, color=FAINT, linewidth=0.8)
+            ax.plot(row["target"], place, "|", color=INK, markersize=9, markeredgewidth=1.4)
+        ax.annotate(
+            f"{row['median']:.2f}",
+            (1.01, place),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=6.5,
+            color=colour,
+        )
+    if start:
+        ax.axvline(1, color=INK, linewidth=0.8)
+        _log_axis(ax, "x")
+    else:
+        ax.set_xlim(0, max(1, *(row["high"] for row in rows)))
+    ax.set_yticks(range(len(rows)), [row["title"] for row in rows], fontsize=6.5)
+    ax.set_ylim(-0.7, len(rows) - 0.3)
+    ax.tick_params(axis="y", length=0)
+    ax.grid(axis="x", color=GRID, linewidth=0.5)
+    ax.grid(axis="y", visible=False)
+    return ax
+
+
+def draw_curves(ax: Axes, curves: dict[str, list[dict[str, Any]]]) -> Axes:
+    """Draw recall against the speed over an exact search; the setting that was chosen is filled."""
+    exact = curves["exact"][0]["queries_per_second"]
+    for name, (colour, marker) in CURVES.items():
+        for row in (row for row in curves[name] if row["recall"] > 0):
+            ax.plot(
+                max(SURE, 1 - row["recall"]),
+                row["queries_per_second"] / exact,
+                marker,
+                color=colour,
+                markersize=5 if row["chosen"] else 3.5,
+                markerfacecolor=colour if row["chosen"] else "white",
+                label=name if row["chosen"] else None,
+            )
+    ax.axvline(0.01, color=FAINT, linewidth=0.8, linestyle=":")
+    _log_axis(ax, "y")
     ax.set_xscale("log")
     ax.xaxis.set_major_formatter("{x:g}")
-    arrows = {"higher": "\N{RIGHTWARDS ARROW}", "lower": "\N{LEFTWARDS ARROW}"}
-    labels = [f"{row['title']} {arrows[row['better']]}" for row in rows]
-    ax.set_yticks(range(len(rows)), labels, fontsize=6)
-    ax.set_xlabel("ratio; the arrow shows which way is better, the bar is the target")
+    ax.invert_xaxis()
+    ax.set_title("Recall against speed", loc="left", fontsize=8)
+    ax.set_xlabel("share of true neighbours missed (dotted: the most allowed; filled: chosen)")
+    ax.set_ylabel("times exact's speed")
+    ax.legend(loc="lower left", frameon=False)
     return ax
+
+
+def _log_axis(ax: Axes, name: str) -> None:
+    """Make an axis logarithmic, with plain numbers also where it spans less than a decade."""
+    ax.set(**{f"{name}scale": "log"})
+    axis = getattr(ax, f"{name}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def _block(row: dict[str, Any]) -> str:
+    return "share" if "_share_of_" in row["name"] else row["better"]
+
+
+def _misses(row: dict[str, Any]) -> bool:
+    if row["target"] is None:
+        return False
+    above = row["median"] >= row["target"]
+    return above != (row["better"] == "higher")

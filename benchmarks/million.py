@@ -67,8 +67,10 @@ def measure(
     true = bank.nearest_rows(probes, K, index=build_index("exact", bank.rows.numpy()))[1]
     hits = (ids[:, :, None] == true[:, None]).any(dim=2).float().mean()
     settings = dict(bank.index_settings)
+    on_disk = bank._index.file.totsize if name == "disk" else 0
     bank.close()
     return built | {
+        "disk_bytes": int(on_disk),
         "n_rows": len(rows),
         "dim": rows.shape[1],
         "k": K,

@@ -1,4 +1,4 @@
-"""The plan past one machine: measured figures -> what more rows need, as a page of Markdown.
+"""The plan past one machine: measured figures -> what more rows need; ``page`` writes it down.
 
 memory(N)   = N * (row bytes + index bytes a row)
 speed(N)    = measured speed * (measured rows / N) ** exponent
@@ -8,11 +8,7 @@ trust(N)    = N / speed(N), once
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from attnknn.files import read_json, write_text
-from benchmarks import exponents, million
 
 ROWS = (10**6, 10**7, 10**8)
 USABLE = 0.7  # of a machine's memory: the rest is for the system, queries and builds
@@ -67,12 +63,14 @@ def need(
         machine: The machines that there are.
     """
     row_bytes = 4 * figures["dim"]
-    on_disk = row_bytes if index == "disk" else 0
-    in_memory = max(0, figures["index_bytes"]) / figures["n_rows"] + row_bytes - on_disk
+    on_disk = row_bytes + figures["disk_bytes"] / figures["n_rows"] if index == "disk" else 0
+    in_memory = max(0, figures["index_bytes"]) / figures["n_rows"]
+    in_memory += 0 if index == "disk" else row_bytes
     memory_gb = n_rows * in_memory / 1e9
     machines = max(1, math.ceil(memory_gb / (USABLE * machine.memory_gb)))
     part, cores = n_rows / machines, machine.cores / figures["threads"]
-    slope = slopes.get("ivfpq" if index == "disk" else index, 1.0)
+    # More rows never make a search faster, whatever the noise of a fit says.
+    slope = max(0.0, slopes.get("ivfpq" if index == "disk" else index, 1.0))
     speed = figures["queries_per_second"] * cores * (figures["n_rows"] / part) ** slope
     growth = (part / figures["n_rows"]) ** BUILD_EXPONENTS[index]
     if index == "hnsw":
@@ -89,137 +87,12 @@ def need(
     )
 
 
-def write_plan(folder: Path, page: Path) -> Path:
-    """Write the page from ``million.json`` and ``exponents.json`` in ``folder``."""
-    measured, fitted = (_read(folder, name) for name in (million.FILE, exponents.FILE))
-    here = Machine(measured["hardware"]["memory_gb"] or 16.0, measured["hardware"]["cores"])
-    larger = Machine(256.0, 32)
-    parts = [
-        _head(measured),
-        "## Measured\n",
-        _measured_table(measured),
-        _exponent_table(fitted),
-        _formulae(),
-        *(
-            _plan_table(measured, fitted, machine, title)
-            for machine, title in (
-                (here, "On machines like this one"),
-                (larger, "On larger machines"),
-            )
-        ),
-        _advice(measured, fitted, larger),
-    ]
-    return write_text(page, "\n".join(parts))
+def queries_to_pay(build_seconds: float, speed: float, exact_speed: float) -> float:
+    """Return after how many queries a build has paid for itself; infinite when never."""
+    saved = 1 / exact_speed - 1 / speed  # seconds a query
+    return build_seconds / saved if saved > 0 else math.inf
 
 
-def _read(folder: Path, name: str) -> dict[str, Any]:
-    if not (folder / name).exists():
-        command = Path(name).stem
-        raise FileNotFoundError(
-            f"{folder / name} must exist: run `python -m benchmarks {command} --save` first"
-        )
-    return read_json(folder / name)
-
-
-def _head(measured: dict[str, Any]) -> str:
-    hardware = measured["hardware"]
-    return (
-        "# Past this machine\n\n"
-        "What more memory rows need: memory, index, machines, queries a second. This page is\n"
-        "computed by `python -m benchmarks plan` from the figures that `python -m benchmarks\n"
-        "million --save` and `python -m benchmarks exponents --save` have measured; change the\n"
-        "figures, not the page.\n\n"
-        f"Measured on {hardware['cpu']}, {hardware['cores']} cores, {hardware['memory_gb']} GB, "
-        f"{measured['threads']} threads, commit {measured['commit'][:12]}, "
-        "on clustered rows drawn from a seed.\n"
-    )
-
-
-def _measured_table(measured: dict[str, Any]) -> str:
-    lines = [
-        "| index | rows | build, s | bytes a row beside the rows | recall | queries/s | settings |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, row in measured["indexes"].items():
-        settings = ", ".join(f"{key} {value}" for key, value in row["settings"].items()) or "none"
-        beside = max(0, row["index_bytes"]) / row["n_rows"]
-        lines.append(
-            f"| {name} | {row['n_rows']:,} x {row['dim']} | {row['build_seconds']:.0f} | "
-            f"{beside:.0f} | {row['recall']:.4f} | {row['queries_per_second']:,.0f} | {settings} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def _exponent_table(fitted: dict[str, Any]) -> str:
-    rows = f"{min(fitted['rows']):,} to {max(fitted['rows']):,}"
-    lines = [
-        f"Time in the number of rows n, fitted as c · n^e over {rows} rows:\n",
-        "| what | e | in theory |",
-        "|---|---|---|",
-    ]
-    for name, value in fitted["exponents"].items():
-        lines.append(f"| {name} | {value:.2f} | {fitted['expected'][name]:g} |")
-    return "\n".join(lines) + "\n"
-
-
-def _formulae() -> str:
-    return (
-        "## Formulae\n\n"
-        "- memory = N · (4 · D + index bytes a row); for `disk` the rows are a file and only the\n"
-        "  index counts\n"
-        f"- machines = memory / ({USABLE:g} · memory of one); each holds N / machines rows, a\n"
-        "  query goes to all of them, and the best k of their answers are kept\n"
-        "- queries/s = measured · (measured rows / rows of a machine)^e\n"
-        "  · cores / threads measured\n"
-        "- build = measured · (rows of a machine / measured rows)^b, with b = 1 (· log n) for\n"
-        "  `hnsw` and 1.5 for inverted lists, whose number grows with the root of n\n"
-        "- trust = N / (queries/s), once a bank; stage 2 does not depend on N\n"
-    )
-
-
-def _plan_table(
-    measured: dict[str, Any], fitted: dict[str, Any], machine: Machine, title: str
-) -> str:
-    lines = [
-        f"## {title}: {machine.cores} cores, {machine.memory_gb:g} GB each\n",
-        "| rows | index | memory, GB | on disk, GB | machines | queries/s | build, h | trust, h |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for n_rows in ROWS:
-        for name, figures in measured["indexes"].items():
-            each = need(
-                n_rows,
-                name,
-                figures | {"threads": measured["threads"]},
-                fitted["exponents"],
-                machine,
-            )
-            lines.append(
-                f"| {n_rows:,} | {name} | {each.memory_gb:,.1f} | {each.disk_gb:,.0f} | "
-                f"{each.machines} | {each.queries_per_second:,.0f} | {each.build_hours:,.1f} | "
-                f"{each.trust_hours:,.1f} |"
-            )
-    return "\n".join(lines) + "\n"
-
-
-def _advice(measured: dict[str, Any], fitted: dict[str, Any], machine: Machine) -> str:
-    n_rows = max(ROWS)
-    needs = [
-        need(n_rows, name, row | {"threads": measured["threads"]}, fitted["exponents"], machine)
-        for name, row in measured["indexes"].items()
-        if name != "exact"
-    ]
-    if not needs:
-        return ""
-    fewest = min(needs, key=lambda each: (each.machines, -each.queries_per_second))
-    return (
-        f"## {n_rows:,} rows\n\n"
-        f"The fewest machines: `{fewest.index}` on {fewest.machines} of {machine.cores} cores and "
-        f"{machine.memory_gb:g} GB, {fewest.memory_gb:,.0f} GB in memory"
-        + (f" and {fewest.disk_gb:,.0f} GB on disk" if fewest.disk_gb else "")
-        + f", about {fewest.queries_per_second:,.0f} queries a second. Where several machines\n"
-        "share the rows, a Milvus cluster does the sharding and the merging "
-        '(`MemoryBank(..., index="milvus", uri=...)`);\nreplicas multiply the queries a second. '
-        "The speeds assume that queries scale with the cores; on disk they also\nassume rows that "
-        "the page cache holds, and a cold disk is slower.\n"
-    )
+def foretold(figures: dict[str, Any], slope: float, n_rows: int) -> float:
+    """Return the queries a second at ``n_rows``, by the formula, from those of fewer rows."""
+    return figures["queries_per_second"] * (figures["n_rows"] / n_rows) ** max(0.0, slope)

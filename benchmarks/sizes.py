@@ -35,7 +35,7 @@ class Sizes:
     fit_queries: int = 5_000
     fit_epochs: int = 40
     side: int = 96
-    rounds: int = 5
+    rounds: int = 3
 
 
 FULL = Sizes()

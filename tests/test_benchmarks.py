@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -15,7 +16,8 @@ from benchmarks.__main__ import main
 from benchmarks.bare_faiss import BareFaiss
 from benchmarks.check import other_machine, regressions
 from benchmarks.exponents import exponent
-from benchmarks.plan import Machine, need, write_plan
+from benchmarks.page import write_page
+from benchmarks.plan import Machine, foretold, need, queries_to_pay
 from benchmarks.sizes import QUICK, clustered_rows, random_rows
 from benchmarks.suite import FILE, groups, run_suite, table
 from benchmarks.timing import Missing, Ratio, divided, interleaved
@@ -112,7 +114,9 @@ def test_exponents_of_known_laws():
 FIGURES = {
     "n_rows": 1000,
     "dim": 25,
+    "k": 5,
     "index_bytes": 50_000,
+    "disk_bytes": 20_000,
     "build_seconds": 36.0,
     "queries_per_second": 400.0,
     "recall": 0.99,
@@ -141,10 +145,27 @@ def test_rows_past_one_machine_are_shared():
 def test_rows_on_disk_take_no_memory():
     each = need(10_000_000, "disk", FIGURES, {"ivfpq": 0.5}, Machine(memory_gb=1.0, cores=2))
     assert each.memory_gb == pytest.approx(0.5)
-    assert each.disk_gb == pytest.approx(1.0)
+    assert each.disk_gb == pytest.approx(1.2)  # 100 bytes a row and 20 in the lists
+
+
+def test_a_search_is_never_foretold_to_get_faster_with_more_rows():
+    each = need(10_000, "hnsw", FIGURES, {"hnsw": -0.2}, Machine(memory_gb=1.0, cores=2))
+    assert each.queries_per_second == pytest.approx(400)
+
+
+def test_when_a_build_pays_by_hand():
+    # 2 ms a query instead of 10: 8 ms won by each.
+    assert queries_to_pay(4.0, 500.0, 100.0) == pytest.approx(500)
+    assert queries_to_pay(4.0, 100.0, 100.0) == math.inf
+
+
+def test_a_speed_is_foretold_by_hand():
+    assert foretold(FIGURES, 0.5, 4000) == pytest.approx(200)
 
 
 def test_the_page_is_computed_from_the_figures(tmp_path):
+    ratios = result_of(speed=3.25)
+    ratios["ratios"][0] |= {"low": 3.0, "high": 4.0, "target": None, "note": ""}
     measured = {
         "n_rows": 1000,
         "threads": 2,
@@ -155,14 +176,23 @@ def test_the_page_is_computed_from_the_figures(tmp_path):
     fitted = {
         "rows": [10, 100],
         "exponents": {"exact": 1.0, "ivfpq": 0.4},
+        "ranges": {"exact": [0.9, 1.1], "ivfpq": [0.3, 0.5]},
         "expected": {"exact": 1.0, "ivfpq": 0.5},
+        "indexes": {
+            "exact": [FIGURES | {"n_rows": 100, "queries_per_second": 2000.0}],
+            "ivfpq": [FIGURES | {"n_rows": 100, "queries_per_second": 8000.0}],
+        },
     }
+    (tmp_path / "baseline.json").write_text(json.dumps(ratios))
     with pytest.raises(FileNotFoundError, match="run `python -m benchmarks million --save` first"):
-        write_plan(tmp_path, tmp_path / "page.md")
+        write_page(tmp_path, tmp_path / "page.md")
     (tmp_path / "million.json").write_text(json.dumps(measured))
     (tmp_path / "exponents.json").write_text(json.dumps(fitted))
-    page = write_plan(tmp_path, tmp_path / "page.md").read_text()
-    assert "| ivfpq | 0.40 | 0.5 |" in page
+    page = write_page(tmp_path, tmp_path / "page.md").read_text()
+    assert "| speed | 3.25 | 3.00 to 4.00 | higher | - | - |" in page
+    assert "| ivfpq | 0.40 | 0.30 to 0.50 | 0.5 |" in page
+    assert "| 100 | 2,000 | 36.0 | 8,000 | 96,000 |" in page  # 36 s / 0.375 ms
+    assert "| exact | 200 | 400 | 0.50 |" in page
     assert "| 100,000,000 | exact | 15.0 |" in page
     for n_rows in plan.ROWS:
         assert page.count(f"| {n_rows:,} | ivfpq |") == 2  # for two kinds of machines

@@ -140,7 +140,9 @@ def test_two_processes_have_the_loss_curve_of_one(together, tmp_path, case):
     for name in ("loss", "val_nll"):
         np.testing.assert_allclose(found["history"][name], alone["history"][name], **close)
     if case in PLAIN:
-        torch.testing.assert_close(found["weights"], alone["weights"], rtol=1e-3, atol=1e-4)
+        # Sums over shares round differently, and single weights show it; their distance hardly.
+        apart = (found["weights"] - alone["weights"]).norm() / alone["weights"].norm()
+        assert apart < 1e-4
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """Row bank: searches in blocks, banks on disk, and settings found by measuring."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -193,3 +196,28 @@ def test_a_few_stragglers_are_searched_exactly(many, monkeypatch):
     found = bank.search(many.queries, K)
     assert torch.equal(found.ids[0], exact.ids[0])
     torch.testing.assert_close(found.scores[0], exact.scores[0])
+
+
+PEAK = """
+import sys, resource, numpy as np
+from attnknn.rowbank import RowBank
+import torch
+def rows(n):
+    drawn = np.random.default_rng(0).standard_normal((n, 16), dtype=np.float32)
+    return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+bank = RowBank(rows(4001), index=sys.argv[1])
+queries = torch.from_numpy(rows(131_072))
+bank.nearest_rows(queries[:16_384], 5)  # one block: what is held at any time
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+bank.nearest_rows(queries, 5)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.parametrize("index", ["exact", "matmul", "ivfpq"])
+def test_the_memory_of_a_search_does_not_grow_with_the_queries(index):
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, index], capture_output=True, text=True, check=True
+    )
+    # All similarities at once would take 2 100 MB; the answers themselves, held twice, take 16.
+    assert int(done.stdout) < 60

@@ -1,19 +1,18 @@
 """Index choice: a name and rows -> a filled index.
 
-What ``auto`` takes, and why. The figures are for 55 000 MNIST images on 64 principal axes and one
-thread, both indexes tuned to a recall of .99 and timed in turns with the exact search on queries
-that played no part in the tuning, for k = 10 and k = 50.
+What ``auto`` takes, and why; docs/scaling.md has the measured figures, all at a recall of .99.
 
-- exact up to 100 000 rows: always right, nothing to build, nothing to tune, and fast enough.
-- hnsw up to 500 000 rows: the fastest search, 12 and 7 times the speed of exact. But it takes 7
-  times as long to build as ivfpq, and it holds a second copy of the rows and their links.
-- ivfpq above: only 6 and 3 times the speed of exact, taken for its quick build and its half a byte
-  a number. Candidates are ranked by their true cosine, read from the bank's own rows.
+- exact up to 100 000 rows: always right, nothing to build, nothing to tune. A graph wins its build
+  back only after many queries to a bank that does not change.
+- hnsw up to 500 000 rows: the fastest search. But it takes the longest to build, and it holds a
+  second copy of the rows and their links.
+- ivfpq above: slower than hnsw, taken for its quick build and its half a byte a number. Candidates
+  are ranked by their true cosine, read from the bank's own rows.
 - disk where the rows are a memory-mapped file that would fill most of the free memory: the lists
   are a file too, and of the rows only the candidates are read.
 
-The order comes from those figures; the two numbers of rows are a judgement, how long a build may
-take, and not measured. ``python -m benchmarks million`` measures all of them at a million rows.
+The order is measured; where one takes over from the other is a judgement of how long a build may
+take. ``autotune`` finds the depth of a search for the bank at hand.
 """
 
 import os

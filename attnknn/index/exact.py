@@ -106,22 +106,31 @@ def cosines_from(scores: Float[np.ndarray, "B K"], metric: int) -> Float[np.ndar
     return 1 - scores / 2 if metric == faiss.METRIC_L2 else scores
 
 
+@torch.no_grad()
 def search_by_matmul(
     queries: Float[Tensor, "B D"], rows: Float[Tensor, "N D"], k: int
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
     """Return the k largest dot products of each query and their row ids, tile by tile."""
-    blocks = [_search_block(block, rows, k) for block in queries.split(QUERY_TILE)]
-    scores, ids = zip(*blocks, strict=True)
-    return torch.cat(scores), torch.cat(ids)
+    # Both the answers and the tile are there from the start: small answers between large tiles
+    # that come and go would leave holes in the memory, and let it grow with the queries.
+    scores = queries.new_empty(len(queries), k)
+    ids = torch.empty(len(queries), k, dtype=torch.int64, device=queries.device)
+    tile = queries.new_empty(min(QUERY_TILE, len(queries)) * min(ROW_TILE, len(rows)))
+    for start in range(0, len(queries), QUERY_TILE):
+        part = slice(start, start + QUERY_TILE)
+        scores[part], ids[part] = _search_block(queries[part], rows, k, tile)
+    return scores, ids
 
 
 def _search_block(
-    queries: Float[Tensor, "B D"], rows: Float[Tensor, "N D"], k: int
+    queries: Float[Tensor, "B D"], rows: Float[Tensor, "N D"], k: int, room: Float[Tensor, " M"]
 ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Return the best of each tile of rows, and of those the k best."""
+    """Return the best of each tile of rows, and of those the k best; ``room`` holds a tile."""
     scores, ids = [], []
     for start in range(0, len(rows), ROW_TILE):
-        tile = queries @ rows[start : start + ROW_TILE].T  # (B, tile)
+        keys = rows[start : start + ROW_TILE]
+        tile = room[: len(queries) * len(keys)].view(len(queries), len(keys))  # (B, tile)
+        torch.mm(queries, keys.T, out=tile)
         best = tile.topk(min(k, tile.shape[1]), dim=1)
         scores.append(best.values)
         ids.append(best.indices + start)
