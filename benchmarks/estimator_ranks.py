@@ -4,11 +4,16 @@
 
 Each (data set, seed, noise, method) is one file under ``<out>/runs`` and is not computed twice, so
 a stopped comparison goes on where it was; the tables and the figure are drawn from what is there.
-``--datasets`` and ``--methods`` take comma-separated names and restrict what is computed.
+``--datasets`` and ``--methods`` take names separated by ``;`` and restrict what is computed.
+
+Without ``--cifar-run`` there are no CIFAR-10 embeddings, and the principal axes of its pixels stand
+alone. Of data sets with more than ``--max-rows`` training rows each seed draws as many, for all
+methods alike: cross-validated gradient boosting and NCA cannot cope with all rows of all seeds.
 """
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,7 @@ from attnknn.compare import interval_table
 from attnknn.files import locked_folder, read_json, write_json
 from attnknn.peers import (
     ATTENTION,
+    CIFAR_EMBEDDINGS,
     CLEANLAB,
     KNN_FAMILY,
     METHODS,
@@ -62,7 +68,13 @@ def compute(options: argparse.Namespace) -> None:
         dataset, seed, noise, method = cell
         bar.set_postfix_str(f"{dataset}, seed {seed}, noise {noise:g}, {method}")
         if loaded != cell[:3]:
-            problem = load_problem(dataset, seed=seed, noise=noise, cifar_run=options.cifar_run)
+            problem = load_problem(
+                dataset,
+                seed=seed,
+                noise=noise,
+                cifar_run=options.cifar_run,
+                max_rows=options.max_rows,
+            )
             loaded = cell[:3]
         measure = measure_cleanlab if method in CLEANLAB else measure_method
         found = measure(method, problem, seed=seed)
@@ -166,13 +178,19 @@ def parse() -> argparse.Namespace:
     names = lambda text: [part.strip() for part in text.split(";")]  # noqa: E731
     numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--out", type=Path, default=Path("results/estimator"))
-    parser.add_argument("--datasets", type=names, default=list(PROBLEMS), help="separated by ;")
+    parser.add_argument("--datasets", type=names, help="separated by ;")
     parser.add_argument("--methods", type=names, default=[*METHODS, *CLEANLAB])
     parser.add_argument("--seeds", type=numbers(int), default=[0, 1, 2, 3, 4])
     parser.add_argument("--noise", type=numbers(float), default=[0.0, 0.3])
-    parser.add_argument("--cifar-run", type=Path, default=Path("results/cifar10/seed0"))
+    parser.add_argument("--cifar-run", type=Path, help="folder of a trained CIFAR-10 run")
+    parser.add_argument("--max-rows", type=int, default=10_000, help="training rows at most")
     parser.add_argument("--only-report", action="store_true", help="compute nothing")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.datasets is None:
+        options.datasets = [
+            name for name in PROBLEMS if options.cifar_run or name != CIFAR_EMBEDDINGS
+        ]
+    return options
 
 
 def main() -> None:
@@ -193,7 +211,14 @@ def main() -> None:
         seconds = {"fit and predict": float(np.sum([sum(c["seconds"].values()) for c in found]))}
         report.save_report(
             options.out,
-            config={"seeds": options.seeds, "noise": options.noise, "notes": NOTES},
+            config={
+                "command": " ".join(["python", *sys.argv]),
+                "seeds": options.seeds,
+                "noise": options.noise,
+                "max_rows": options.max_rows,
+                "notes": NOTES,
+                "rows": {cell["dataset"]: [cell["rows"], cell["test_rows"]] for cell in found},
+            },
             seed=options.seeds[0],
             metrics=metrics,
             seconds=seconds,
