@@ -243,7 +243,7 @@ def label_noise_rate(probs: Float[np.ndarray, "B C"], labels: Int[np.ndarray, " 
     if n_classes > 2:
         rate = min(rate, _unlikely_share(probs, labels))
     chance = 1 - 1 / n_classes
-    return float(rate * max(0.0, 1 - (rate / chance) ** 4))
+    return float(rate * max(0.0, 1 - (rate / chance) ** 8))
 
 
 def _confident_difference(probs: np.ndarray, labels: np.ndarray) -> float:
