@@ -13,7 +13,6 @@ methods alike: cross-validated gradient boosting and NCA cannot cope with all ro
 
 import argparse
 import itertools
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from tqdm import tqdm
 
 from attnknn import plot, report
 from attnknn.compare import interval_table
-from attnknn.files import locked_folder, read_json, write_json
+from attnknn.files import locked_folder, read_json, write_json, write_text
 from attnknn.peers import (
     ATTENTION,
     CIFAR_EMBEDDINGS,
@@ -127,9 +126,11 @@ def write_ranks(tidy: pd.DataFrame, noise: float, folder: Path) -> dict[str, Any
     shown = shown.loc[order, list(SHOWN)].rename(
         columns=lambda m: f"rank in {plot.metric_label(m)}"
     )
+    n_seeds = here.groupby("dataset")["seed"].nunique()
+    seeds = f"{n_seeds.min()} to {n_seeds.max()}" if np.ptp(n_seeds) else f"{n_seeds.max()}"
     caption = (
-        f"Mean rank over {n_datasets} data sets with {round(100 * noise)} % of all training labels "
-        f"wrong (1 is best); ranks that differ by {gap:.2f} can be told apart (Nemenyi, 5 %)."
+        f"Mean rank over {n_datasets} data sets ({seeds} seeds each) with {round(100 * noise)} % of "
+        f"all training labels wrong (1 is best); ranks that differ by {gap:.2f} can be told apart (Nemenyi, 5 %)."
     )
     report.save_table(shown, folder, f"ranks_{name}", caption=caption)
     values = interval_table(here, ["dataset", "method", "metric"])
@@ -142,6 +143,7 @@ def write_ranks(tidy: pd.DataFrame, noise: float, folder: Path) -> dict[str, Any
     return {
         "critical_difference": gap,
         "datasets": n_datasets,
+        "seeds": n_seeds.to_dict(),
         "first": {m: _first(ranks, m, METHODS) for m in SHOWN},
         "first_of_knn_family": {m: _first(ranks, m, KNN_FAMILY) for m in SHOWN},
         "mean_ranks": {
@@ -170,6 +172,26 @@ def write_issues(found: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     caption = "Area under the ROC curve of finding the flipped labels; mean over seeds."
     report.save_table(table.rename_axis("data set"), folder, "label_issues", caption=caption)
     return {name: float(value) for name, value in table.loc["mean"].items()}
+
+
+def write_cells(found: list[dict[str, Any]], folder: Path) -> None:
+    """Save every cell as one row of a table: what all else can be computed from."""
+    rows = [
+        {key: value for key, value in cell.items() if not isinstance(value, dict)}
+        | cell.get("metrics", {})
+        | {f"seconds_{stage}": taken for stage, taken in cell["seconds"].items()}
+        for cell in found
+    ]
+    write_text(folder / "cells.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+
+
+def command(options: argparse.Namespace) -> str:
+    """Return what has to be typed for the same comparison; runs are looked for in results."""
+    words = ["python benchmarks/estimator_ranks.py", f"--max-rows {options.max_rows}"]
+    words.append(f"--seeds {','.join(map(str, options.seeds))}")
+    if options.cifar_run:
+        words.append(f"--cifar-run {Path('results', *options.cifar_run.parts[-2:])}")
+    return " ".join(words)
 
 
 def parse() -> argparse.Namespace:
@@ -201,6 +223,7 @@ def main() -> None:
             compute(options)
         found = read_cells(options)
         tidy = tidy_metrics(found)
+        write_cells(found, options.out)
         plot.use_style()
         metrics = {
             f"noise {noise:g}": write_ranks(tidy, noise, options.out)
@@ -212,7 +235,7 @@ def main() -> None:
         report.save_report(
             options.out,
             config={
-                "command": " ".join(["python", *sys.argv]),
+                "command": command(options),
                 "seeds": options.seeds,
                 "noise": options.noise,
                 "max_rows": options.max_rows,
