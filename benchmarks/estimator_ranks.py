@@ -129,8 +129,9 @@ def write_ranks(tidy: pd.DataFrame, noise: float, folder: Path) -> dict[str, Any
     n_seeds = here.groupby("dataset")["seed"].nunique()
     seeds = f"{n_seeds.min()} to {n_seeds.max()}" if np.ptp(n_seeds) else f"{n_seeds.max()}"
     caption = (
-        f"Mean rank over {n_datasets} data sets ({seeds} seeds each) with {round(100 * noise)} % of "
-        f"all training labels wrong (1 is best); ranks that differ by {gap:.2f} can be told apart (Nemenyi, 5 %)."
+        f"Mean rank over {n_datasets} data sets ({seeds} seeds each) with {round(100 * noise)} % "
+        f"of all training labels wrong (1 is best); ranks that differ by {gap:.2f} can be told "
+        "apart (Nemenyi, 5 %)."
     )
     report.save_table(shown, folder, f"ranks_{name}", caption=caption)
     values = interval_table(here, ["dataset", "method", "metric"])
