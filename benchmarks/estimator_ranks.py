@@ -4,7 +4,11 @@
 
 Each (data set, seed, noise, method) is one file under ``<out>/runs`` and is not computed twice, so
 a stopped comparison goes on where it was; the tables and the figure are drawn from what is there.
-``--datasets`` and ``--methods`` take comma-separated names and restrict what is computed.
+``--datasets`` and ``--methods`` take names separated by ``;`` and restrict what is computed.
+
+Without ``--cifar-run`` there are no CIFAR-10 embeddings, and the principal axes of its pixels stand
+alone. Of data sets with more than ``--max-rows`` training rows each seed draws as many, for all
+methods alike: cross-validated gradient boosting and NCA cannot cope with all rows of all seeds.
 """
 
 import argparse
@@ -18,9 +22,10 @@ from tqdm import tqdm
 
 from attnknn import plot, report
 from attnknn.compare import interval_table
-from attnknn.files import locked_folder, read_json, write_json
+from attnknn.files import locked_folder, read_json, write_json, write_text
 from attnknn.peers import (
     ATTENTION,
+    CIFAR_EMBEDDINGS,
     CLEANLAB,
     KNN_FAMILY,
     METHODS,
@@ -62,7 +67,13 @@ def compute(options: argparse.Namespace) -> None:
         dataset, seed, noise, method = cell
         bar.set_postfix_str(f"{dataset}, seed {seed}, noise {noise:g}, {method}")
         if loaded != cell[:3]:
-            problem = load_problem(dataset, seed=seed, noise=noise, cifar_run=options.cifar_run)
+            problem = load_problem(
+                dataset,
+                seed=seed,
+                noise=noise,
+                cifar_run=options.cifar_run,
+                max_rows=options.max_rows,
+            )
             loaded = cell[:3]
         measure = measure_cleanlab if method in CLEANLAB else measure_method
         found = measure(method, problem, seed=seed)
@@ -115,9 +126,12 @@ def write_ranks(tidy: pd.DataFrame, noise: float, folder: Path) -> dict[str, Any
     shown = shown.loc[order, list(SHOWN)].rename(
         columns=lambda m: f"rank in {plot.metric_label(m)}"
     )
+    n_seeds = here.groupby("dataset")["seed"].nunique()
+    seeds = f"{n_seeds.min()} to {n_seeds.max()}" if np.ptp(n_seeds) else f"{n_seeds.max()}"
     caption = (
-        f"Mean rank over {n_datasets} data sets with {round(100 * noise)} % of all training labels "
-        f"wrong (1 is best); ranks that differ by {gap:.2f} can be told apart (Nemenyi, 5 %)."
+        f"Mean rank over {n_datasets} data sets ({seeds} seeds each) with {round(100 * noise)} % "
+        f"of all training labels wrong (1 is best); ranks that differ by {gap:.2f} can be told "
+        "apart (Nemenyi, 5 %)."
     )
     report.save_table(shown, folder, f"ranks_{name}", caption=caption)
     values = interval_table(here, ["dataset", "method", "metric"])
@@ -130,6 +144,7 @@ def write_ranks(tidy: pd.DataFrame, noise: float, folder: Path) -> dict[str, Any
     return {
         "critical_difference": gap,
         "datasets": n_datasets,
+        "seeds": n_seeds.to_dict(),
         "first": {m: _first(ranks, m, METHODS) for m in SHOWN},
         "first_of_knn_family": {m: _first(ranks, m, KNN_FAMILY) for m in SHOWN},
         "mean_ranks": {
@@ -160,19 +175,45 @@ def write_issues(found: list[dict[str, Any]], folder: Path) -> dict[str, float]:
     return {name: float(value) for name, value in table.loc["mean"].items()}
 
 
+def write_cells(found: list[dict[str, Any]], folder: Path) -> None:
+    """Save every cell as one row of a table: what all else can be computed from."""
+    rows = [
+        {key: value for key, value in cell.items() if not isinstance(value, dict)}
+        | cell.get("metrics", {})
+        | {f"seconds_{stage}": taken for stage, taken in cell["seconds"].items()}
+        for cell in found
+    ]
+    write_text(folder / "cells.csv", pd.DataFrame(rows).to_csv(index=False, lineterminator="\n"))
+
+
+def command(options: argparse.Namespace) -> str:
+    """Return what has to be typed for the same comparison; runs are looked for in results."""
+    words = ["python benchmarks/estimator_ranks.py", f"--max-rows {options.max_rows}"]
+    words.append(f"--seeds {','.join(map(str, options.seeds))}")
+    if options.cifar_run:
+        words.append(f"--cifar-run {Path('results', *options.cifar_run.parts[-2:])}")
+    return " ".join(words)
+
+
 def parse() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = lambda text: [part.strip() for part in text.split(";")]  # noqa: E731
     numbers = lambda kind: lambda text: [kind(part) for part in text.split(",")]  # noqa: E731
     parser.add_argument("--out", type=Path, default=Path("results/estimator"))
-    parser.add_argument("--datasets", type=names, default=list(PROBLEMS), help="separated by ;")
+    parser.add_argument("--datasets", type=names, help="separated by ;")
     parser.add_argument("--methods", type=names, default=[*METHODS, *CLEANLAB])
     parser.add_argument("--seeds", type=numbers(int), default=[0, 1, 2, 3, 4])
     parser.add_argument("--noise", type=numbers(float), default=[0.0, 0.3])
-    parser.add_argument("--cifar-run", type=Path, default=Path("results/cifar10/seed0"))
+    parser.add_argument("--cifar-run", type=Path, help="folder of a trained CIFAR-10 run")
+    parser.add_argument("--max-rows", type=int, default=10_000, help="training rows at most")
     parser.add_argument("--only-report", action="store_true", help="compute nothing")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.datasets is None:
+        options.datasets = [
+            name for name in PROBLEMS if options.cifar_run or name != CIFAR_EMBEDDINGS
+        ]
+    return options
 
 
 def main() -> None:
@@ -183,6 +224,7 @@ def main() -> None:
             compute(options)
         found = read_cells(options)
         tidy = tidy_metrics(found)
+        write_cells(found, options.out)
         plot.use_style()
         metrics = {
             f"noise {noise:g}": write_ranks(tidy, noise, options.out)
@@ -193,7 +235,14 @@ def main() -> None:
         seconds = {"fit and predict": float(np.sum([sum(c["seconds"].values()) for c in found]))}
         report.save_report(
             options.out,
-            config={"seeds": options.seeds, "noise": options.noise, "notes": NOTES},
+            config={
+                "command": command(options),
+                "seeds": options.seeds,
+                "noise": options.noise,
+                "max_rows": options.max_rows,
+                "notes": NOTES,
+                "rows": {cell["dataset"]: [cell["rows"], cell["test_rows"]] for cell in found},
+            },
             seed=options.seeds[0],
             metrics=metrics,
             seconds=seconds,

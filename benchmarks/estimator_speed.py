@@ -2,23 +2,24 @@
 
 10 000 queries against 50 000 x 256 float32 rows of 10 classes, the same number of neighbours.
 Both predict in turns in one process, so that a busy machine slows both alike; the peak memory of
-each is taken in a process of its own. Prints one JSON object.
+each is taken in a process of its own.
 
-    python benchmarks/estimator_speed.py --rounds 5
+    python -m benchmarks.estimator_speed --out results/estimator/speed.json
 """
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-from attention_cost import interleaved
 from sklearn.neighbors import KNeighborsClassifier
 
 from attnknn import AttnKNNClassifier
+from attnknn.files import write_json
+from attnknn.provenance import provenance
+from benchmarks.timing import Ratio, divided, interleaved
 
 N_ROWS, N_QUERIES, WIDTH, N_CLASSES = 50_000, 10_000, 256, 10
 METHODS = ("attention", "brute")
@@ -65,6 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--k", type=int, default=50)
+    parser.add_argument("--out", type=Path, default=Path("results/estimator/speed.json"))
     parser.add_argument("--memory-of", choices=METHODS, help="used by the script itself")
     options = parser.parse_args()
     if options.memory_of:
@@ -78,20 +80,25 @@ def main() -> None:
         name: lambda model=model: model.predict_proba(queries) for name, model in models.items()
     }
     seconds = interleaved(actions, options.rounds)
-    command = [sys.executable, __file__, "--k", str(options.k), "--memory-of"]
+    command = [sys.executable, "-m", "benchmarks.estimator_speed", "--k", str(options.k)]
     memory = {
-        name: json.loads(subprocess.run([*command, name], capture_output=True, check=True).stdout)
+        name: json.loads(subprocess.check_output([*command, "--memory-of", name]))
         for name in METHODS
     }
+    title = "predict_proba: times the speed of scikit-learn's brute-force kNN"
+    ratios = divided(seconds["brute"], seconds["attention"])
     result = {
+        "speed": Ratio("times_as_fast", title, ratios, "higher", target=1.5).as_row(),
         "seconds": seconds,
-        "times_as_fast": seconds["brute"] / seconds["attention"],
         "memory": memory,
         "peak_ratio": memory["attention"]["peak_mb"] / memory["brute"]["peak_mb"],
         "k": options.k,
-        "cores": os.cpu_count(),
+        "sizes": {"rows": N_ROWS, "queries": N_QUERIES, "width": WIDTH, "classes": N_CLASSES},
+        "command": " ".join(["python -m benchmarks.estimator_speed", *sys.argv[1:]]),
+        **provenance(),
     }
-    print(json.dumps(result, indent=2))
+    write_json(options.out, result)
+    print(json.dumps({name: result[name] for name in ("speed", "memory", "peak_ratio")}, indent=2))
 
 
 if __name__ == "__main__":

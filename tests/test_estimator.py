@@ -14,9 +14,11 @@ from sklearn.datasets import load_iris, make_blobs
 from sklearn.neighbors import NearestNeighbors
 
 from attnknn import AttnKNNClassifier
+from attnknn.calibrate import Calibration
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
 from attnknn.estimator.base import NEW_CLASSES
+from attnknn.estimator.learning import NO_CHANGE_ROWS, held_back
 
 NAMES = np.array(["setosa", "versicolor", "virginica"])
 
@@ -168,6 +170,7 @@ class TestMemory:
             model.forget(3)
         with pytest.raises(ValueError, match="ids must lie in"):
             model.forget(75)
+        assert len(model.forget([]).memory_) == 73
 
     def test_forgetting_one_of_two_copies_halves_its_weight(self):
         rows, labels, _ = blobs(60)
@@ -196,6 +199,33 @@ class TestMemory:
         assert model.classes_.tolist() == ["cactus", *NAMES]
         assert (model.predict(rows) == "cactus").all()
         assert model.predict_set(rows[:1])[0, 0] and model.score(flowers[2], flowers[3]) > 0.8
+
+    def test_a_refused_partial_fit_changes_nothing(self, flowers):
+        model = fitted_on(flowers, new_classes="add")
+        before = model.predict_proba(flowers[2])
+        with pytest.raises(ValueError, match="Negative values"):
+            model.partial_fit(flowers[2][:3], ["cactus"] * 3, sample_weight=[-1, 1, 1])
+        with pytest.raises(ValueError, match="labels of the kind seen in fit, str_, got int64"):
+            model.partial_fit(flowers[2][:3], [0, 1, 2])
+        assert model.classes_.tolist() == NAMES.tolist()
+        np.testing.assert_array_equal(model.predict_proba(flowers[2]), before)
+
+    def test_balanced_weights_need_all_rows(self, flowers):
+        model = AttnKNNClassifier(class_weight="balanced")
+        with pytest.raises(ValueError, match="class_weight must be weights by class for partial"):
+            model.partial_fit(*flowers[:2])
+
+    def test_rows_that_come_again_count_again_and_do_not_vouch_for_themselves(self):
+        rows, labels, wrong = blobs(noise=0.1)
+        model = AttnKNNClassifier(random_state=0).fit(rows, labels).partial_fit(rows, labels)
+        assert len(model.memory_) == len(rows)
+        np.testing.assert_array_equal(
+            model._ledger.entries[: len(rows)], model._ledger.entries[301:]
+        )
+        found = set(model.label_issues()["id"])
+        assert len(found & set(np.flatnonzero(wrong))) > 0.9 * wrong.sum()
+        assert model.forget(np.arange(301)).memory_.weights is None
+        assert len(model.memory_) == len(rows)
 
     def test_partial_fit_may_come_first_and_name_classes_to_come(self, flowers):
         model = AttnKNNClassifier(random_state=0)
@@ -227,6 +257,10 @@ class TestInsight:
         pyplot.close("all")
         with pytest.raises(ValueError, match="X must be one row, got 2 rows"):
             model.explain_figure(flowers[2][:2])
+        with pytest.raises(ValueError, match="image and images must be given together"):
+            model.explain_figure(flowers[2][:1], images=pictures)
+        with pytest.raises(ValueError, match="images must hold a picture of every training row"):
+            model.explain_figure(flowers[2][:1], image=pictures[0], images=pictures[:1])
 
     def test_wrong_labels_are_found_and_corrected(self):
         rows, labels, wrong = blobs(noise=0.2)
@@ -266,6 +300,13 @@ class TestInsight:
         answers, probs = model.predict(flowers[2]), model.predict_proba(flowers[2])
         np.testing.assert_array_equal(answers == "ask", probs.max(axis=1) < threshold)
         assert (answers == "ask").any()
+
+    def test_abstaining_does_not_change_the_score(self, flowers):
+        model = fitted_on(flowers)
+        expected = model.score(flowers[2], flowers[3])
+        model.set_params(reject_below=0.99)
+        assert None in model.predict(flowers[2])
+        assert model.score(flowers[2], flowers[3]) == expected
 
     def test_the_coverage_curve_ends_at_the_error_of_all_rows(self, model, flowers):
         curve = model.coverage_curve(flowers[2], flowers[3])
@@ -450,6 +491,10 @@ class TestSmallData:
         ({"missing": "drop"}, "missing must be one of"),
         ({"new_classes": "ignore"}, "new_classes must be one of"),
         ({"label_noise": 1.0}, "label_noise must be at least 0 and below 1"),
+        ({"label_noise": "much"}, "label_noise must be a number, got label_noise='much'"),
+        ({"reject_below": 3}, "reject_below must be at least 0 and at most 1"),
+        ({"training": 3}, "training must be settings by name"),
+        ({"verbose": None}, "verbose must be a number"),
         ({"trust_neighbours": 0}, "trust_neighbours must be an integer"),
         ({"index": "tree"}, "index must be"),
         (
@@ -462,6 +507,18 @@ class TestSmallData:
 def test_impossible_parameters_are_refused_in_fit(flowers, params, message):
     with pytest.raises(ValueError, match=message):
         fitted_on(flowers, **params)
+
+
+def test_labels_of_two_kinds_are_refused(flowers):
+    labels = np.array(["a", 1] * 37 + ["a"], dtype=object)
+    with pytest.raises(ValueError, match="y must hold labels of one kind, got int and str"):
+        AttnKNNClassifier().fit(flowers[0], labels)
+
+
+def test_few_rows_hardly_move_a_calibration():
+    floor, temperature = held_back(Calibration(0.2, 4.0), NO_CHANGE_ROWS)
+    assert floor == pytest.approx(0.1) and temperature == pytest.approx(2.0)
+    assert held_back(Calibration(0.2, 4.0), 10**9) == pytest.approx((0.2, 4.0))
 
 
 def test_the_package_offers_the_classifier_and_loads_it_late():

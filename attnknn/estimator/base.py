@@ -36,6 +36,7 @@ from attnknn.neighbours import Neighbours
 
 MISSING = ("error", "impute")
 NEW_CLASSES = ("error", "add")
+NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
 QUERY_BLOCK = 4096  # rows searched and weighed at a time: bounds the memory of a prediction
 
 
@@ -173,6 +174,19 @@ class Machinery(BaseEstimator):
             learned=replace(learned, probs=probs),
             held_out_labels=codes[self._fitted.held_out_labels],
         )
+
+    def _known_entries(self, added: np.ndarray, codes: np.ndarray) -> np.ndarray:
+        """Return the memory row that each added row is a copy of, or ``GONE``."""
+        k = min(len(self.classes_), len(self.memory_))  # a row may be there with every label
+        found = self.memory_.search(added, k)
+        query, place = (found.scores > NEARLY_ONE).nonzero(as_tuple=True)
+        entries = found.ids[query, place].numpy()
+        query = query.numpy()
+        same = (self.memory_.rows.numpy()[entries] == added[query]).all(axis=1)
+        same &= self.memory_.labels.numpy()[entries] == codes[query]
+        known = np.full(len(added), GONE)
+        known[query[same]] = entries[same]
+        return known
 
     def _say_lowered(self, n_rows: int) -> None:
         if self.n_neighbors != "auto" and self.n_neighbors > n_rows:

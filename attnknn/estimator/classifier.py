@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from attnknn.checks import check_count, check_range
 from attnknn.estimator.inputs import check_classes, n_rows_of, take
 from attnknn.estimator.insight import Insight
+from attnknn.estimator.ledger import GONE
 from attnknn.estimator.store import Store
 from attnknn.parts import euclidean_distances
 
@@ -143,8 +144,10 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
             added = self._fitted.embedding.rows(take(rows, first))
             # Whatever may be refused has been refused: nothing has changed so far.
             self._open_classes(all_classes)
-            self.memory_.add(added, codes[first])
-        self._ledger = self._ledger.grown(entries, weights)
+            known = self._known_entries(added, codes[first])
+            if (new := known == GONE).any():
+                self.memory_.add(added[new], codes[first][new])
+        self._ledger = self._ledger.grown(entries, weights, known)
         self.memory_.reweigh(self._ledger.row_weights())
         return self
 

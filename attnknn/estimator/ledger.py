@@ -44,10 +44,23 @@ class Ledger:
         """Return the given rows that are still in the memory."""
         return np.flatnonzero(self.entries != GONE)
 
-    def grown(self, entries: Int[np.ndarray, " A"], weights: Float[np.ndarray, " A"]) -> "Ledger":
-        """Return the ledger with more given rows; their entries continue the count."""
-        start = self.entries.max() + 1
-        shifted = np.where(entries == GONE, GONE, entries + start)
+    def grown(
+        self,
+        entries: Int[np.ndarray, " A"],
+        weights: Float[np.ndarray, " A"],
+        known: Int[np.ndarray, " R"],
+    ) -> "Ledger":
+        """Return the ledger with more given rows.
+
+        Args:
+            entries: Which of R distinct rows each of them is.
+            weights: How much each of them counts.
+            known: Memory row that a distinct row is a copy of; ``GONE`` for a new one, which
+                continues the count.
+        """
+        new = known == GONE
+        rows = np.where(new, self.entries.max() + new.cumsum(), known)
+        shifted = np.where(entries == GONE, GONE, rows[entries])
         return Ledger(
             np.concatenate([self.entries, shifted]), np.concatenate([self.weights, weights])
         )

@@ -9,11 +9,12 @@ from attnknn.peers.methods import (
     measure_cleanlab,
     measure_method,
 )
-from attnknn.peers.problems import PROBLEMS, Problem, load_problem
+from attnknn.peers.problems import CIFAR_EMBEDDINGS, PROBLEMS, Problem, load_problem
 from attnknn.peers.ranks import critical_difference, rank_table
 
 __all__ = [
     "ATTENTION",
+    "CIFAR_EMBEDDINGS",
     "CLEANLAB",
     "KNN_FAMILY",
     "METHODS",

@@ -32,6 +32,8 @@ KS = (1, 3, 5, 10, 20, 50, 100)
 
 def floored_nll(labels: np.ndarray, probs: np.ndarray) -> float:
     """Return the negative log-likelihood with the floor that every peer is given."""
+    if probs.ndim == 1:  # scikit-learn's scorers hand over the second of two classes alone
+        probs = np.stack([1 - probs, probs], axis=1)
     return negative_log_likelihood(smooth(probs, FLOOR), np.asarray(labels))
 
 
