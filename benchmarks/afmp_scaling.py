@@ -182,9 +182,9 @@ def exponents(table: pd.DataFrame, column: str = "seconds") -> dict[str, float]:
     return slopes
 
 
-def ratios(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+def ratios(table: pd.DataFrame, column: str = "seconds") -> dict[str, dict[str, float]]:
     """Return each model's time over DeiT-Tiny's, size by size."""
-    wide = table.pivot(index="side", columns="model", values="seconds")
+    wide = table.pivot(index="side", columns="model", values=column)
     if DEIT not in wide:
         return {}
     shares = wide.div(wide[DEIT], axis=0).round(3)
@@ -202,6 +202,9 @@ def save(table: pd.DataFrame, options: argparse.Namespace) -> dict[str, Any]:
         "exponents": exponents(table),
         "exponents_from_224": exponents(table[table["side"] >= 224]),
         "time_over_deit": ratios(table),
+        # Of all threads: what a busy machine does not change.
+        "cpu_exponents": exponents(table, "cpu_seconds"),
+        "cpu_time_over_deit": ratios(table, "cpu_seconds"),
         **report.provenance(),
     }
     if options.out is not None:

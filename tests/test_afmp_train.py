@@ -1,6 +1,8 @@
 """Training of AFMP: selection, resume, folders, the ablation study."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +18,8 @@ from attnknn.afmptrain import Recipe, Setting, Training, build_classifier, train
 from attnknn.afmptrain import loop as loop_module
 from attnknn.backbones import build_embedder
 from attnknn.config import EmbedderConfig
+from attnknn.pipeline.notebooks import find_notebooks
+from attnknn.pipeline.state import RunFolder, Task
 from attnknn.studies import afmp as study
 from attnknn.studies import afmp_gates, afmp_knn
 
@@ -223,3 +227,14 @@ class TestStudy:
         assert "attention" in set(head.table["method"]) and afmp_knn.knn_sentence(head)
         assert afmp_gates.gate_pictures(ablation, "keep 0.3")["gates"].shape[0] == 4
         assert afmp_gates.gate_values(ablation, "keep 0.3", n_images=3)["gate"].between(0, 1).all()
+
+    def test_trained_runs_outlive_the_notebook_s_own_results(self, tmp_path):
+        """A killed or changed notebook is cleared before it runs again; trainings must not be."""
+        books = find_notebooks(Path(__file__).parents[1] / "notebooks")
+        [book] = [each for each in books if each.number == "08"]
+        cells = json.loads(book.path.read_text())["cells"]
+        assert any('run / "afmp_runs"' in "".join(cell["source"]) for cell in cells)
+        for name in (book.name, "afmp_runs"):
+            (tmp_path / name / "dense").mkdir(parents=True)
+        RunFolder(tmp_path).clear(Task(book, {}, (0,), book.name))
+        assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["afmp_runs"]
