@@ -43,4 +43,5 @@ QUICKSTART_DATA = (
     "wine quality white",
     "adult",
     "MNIST, 64 axes",
+    "CIFAR-10 pixels, 64 axes",
 )
