@@ -14,7 +14,9 @@ from scipy.special import expit, logit, softmax
 from attnknn.checks import check_one_of, check_range
 from attnknn.measure import check_probs
 
-TEMPERATURE_LIMITS = (0.01, 100.0)
+# Held-out rows that are all right would ask for a temperature of 0, and one wrong test row would
+# then cost everything; 0.1 keeps every probability above zero.
+TEMPERATURE_LIMITS = (0.1, 100.0)
 FLOOR_LIMITS = (1e-6, 0.9)
 CONFORMAL_SCORES = ("aps", "lac")
 

@@ -51,7 +51,7 @@ def test_log_probabilities_and_logits_agree_and_row_offsets_do_not_matter():
 
 def test_temperature_limits():
     labels = np.array([0, 1, 2])
-    assert calibrate.fit_temperature(np.eye(3), labels) == 0.01  # always right: sharpen for ever
+    assert calibrate.fit_temperature(np.eye(3), labels) == 0.1  # always right: sharpen for ever
     assert calibrate.fit_temperature(-np.eye(3), labels) == 100.0  # always wrong: flatten for ever
     assert calibrate.fit_temperature(np.zeros((3, 3)), labels) == 100.0  # nothing to scale
 
@@ -277,3 +277,10 @@ def test_observed_nll_by_hand():
     assert calibrate.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
         -np.log(0.8 * 0.7 + 0.1 * 0.3)
     )
+
+
+def test_held_out_rows_that_are_all_right_leave_no_class_impossible():
+    probs, labels = np.array([[0.9, 0.1, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]), np.arange(3)
+    fitted = calibrate.fit_floor_and_temperature(probs, labels)
+    calibrated = calibrate.apply_calibration(probs, fitted)
+    assert measure.negative_log_likelihood(calibrated, labels[::-1]) < 1000
