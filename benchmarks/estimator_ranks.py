@@ -8,7 +8,7 @@ a stopped comparison goes on where it was; the tables and the figure are drawn f
 
 Without ``--cifar-run`` there are no CIFAR-10 embeddings, and the principal axes of its pixels stand
 alone. Of data sets with more than ``--max-rows`` training rows each seed draws as many, for all
-methods alike: cross-validated gradient boosting and NCA cannot cope with all rows of all seeds.
+methods alike, to save time: cross-validated gradient boosting and NCA are slow on many rows.
 """
 
 import argparse

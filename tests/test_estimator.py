@@ -14,11 +14,9 @@ from sklearn.datasets import load_iris, make_blobs
 from sklearn.neighbors import NearestNeighbors
 
 from attnknn import AttnKNNClassifier
-from attnknn.calibrate import Calibration
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
 from attnknn.estimator.base import NEW_CLASSES
-from attnknn.estimator.learning import NO_CHANGE_ROWS, held_back
 
 NAMES = np.array(["setosa", "versicolor", "virginica"])
 
@@ -513,12 +511,6 @@ def test_labels_of_two_kinds_are_refused(flowers):
     labels = np.array(["a", 1] * 37 + ["a"], dtype=object)
     with pytest.raises(ValueError, match="y must hold labels of one kind, got int and str"):
         AttnKNNClassifier().fit(flowers[0], labels)
-
-
-def test_few_rows_hardly_move_a_calibration():
-    floor, temperature = held_back(Calibration(0.2, 4.0), NO_CHANGE_ROWS)
-    assert floor == pytest.approx(0.1) and temperature == pytest.approx(2.0)
-    assert held_back(Calibration(0.2, 4.0), 10**9) == pytest.approx((0.2, 4.0))
 
 
 def test_the_package_offers_the_classifier_and_loads_it_late():

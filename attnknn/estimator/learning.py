@@ -29,12 +29,10 @@ FOLDS, FOLDS_OF_FEW = 5, 4
 TOO_FEW_QUERIES = 9  # nothing can be held out from so few: they are all there is
 FEW_QUERIES = 1500  # up to here every query is held out once, and each fold has its attention
 # The most confident rows, of which clean labels would hardly ever differ.
-# Fewer than these are too likely to lie in one corner that chance has spared.
-CONFIDENT_SHARE, CONFIDENT_ROWS, FEWEST_CONFIDENT = 0.05, 60, 30
+CONFIDENT_SHARE, CONFIDENT_ROWS = 0.05, 30
 AMBIGUOUS = 0.05  # an estimate below this may as well be ambiguity: nothing is corrected
 # The attention sets a temperature of its own; few or wrong labels must not undo it.
 LAST_TEMPERATURES = (1 / 3, 3.0)
-NO_CHANGE_ROWS = 100  # how many rows' worth of evidence speaks for leaving the votes as they are
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ def _learn_at(
         weights=judges.weights,
         temperatures=LAST_TEMPERATURES,
     )
-    calibration = held_back(calibration, len(rows))
     return Learned(
         method=Committee(queries.neighbours.k, tuple(members)),
         calibration=calibration,
@@ -186,12 +183,6 @@ def _learn_at(
         held_out=rows,
         probs=apply_calibration(probs, calibration),
     )
-
-
-def held_back(calibration: Calibration, n_rows: int) -> Calibration:
-    """Return a calibration that changes the less, the fewer rows it was fitted on."""
-    share = n_rows / (n_rows + NO_CHANGE_ROWS)
-    return Calibration(share * calibration.floor, calibration.temperature**share)
 
 
 def _fold_parts(
@@ -236,14 +227,14 @@ def label_noise_rate(probs: Float[np.ndarray, "B C"], labels: Int[np.ndarray, " 
         probs: Held-out probabilities, fitted to the labels as they are.
         labels: The labels.
     """
-    if len(labels) < 2 * FEWEST_CONFIDENT:  # too few to tell anything
+    if len(labels) < 2 * CONFIDENT_ROWS:  # too few to tell anything
         return 0.0
     rate = _confident_difference(probs, labels)
     n_classes = probs.shape[1]
     if n_classes > 2:
         rate = min(rate, _unlikely_share(probs, labels))
     chance = 1 - 1 / n_classes
-    return float(rate * max(0.0, 1 - (rate / chance) ** 8))
+    return float(rate * max(0.0, 1 - (rate / chance) ** 4))
 
 
 def _confident_difference(probs: np.ndarray, labels: np.ndarray) -> float:
@@ -253,7 +244,7 @@ def _confident_difference(probs: np.ndarray, labels: np.ndarray) -> float:
     taken = np.arange(1, len(differs) + 1)
     rates = (differs.cumsum() + 0.5) / (taken + 1)
     bounds = rates + np.sqrt(rates * (1 - rates) / taken)
-    first = max(min(CONFIDENT_ROWS, len(taken) // 2), int(CONFIDENT_SHARE * len(taken)))
+    first = max(CONFIDENT_ROWS, int(CONFIDENT_SHARE * len(taken)))
     return float(rates[first + bounds[first:].argmin()])
 
 
