@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from attnknn.neighbours import Neighbours
 
 SCALE_START = 10.0
-SHIFT_PENALTY = 3e-4  # chosen on held-out rows of CIFAR-10 and MNIST; 1e-5 to 3e-4 differ little
+# Of 1e-4, 3e-4 and 1e-3 the best on held-out rows of CIFAR-10 (three splits; MNIST cannot tell).
+SHIFT_PENALTY = 1e-4
 
 
 class PrototypePosterior(nn.Module):
