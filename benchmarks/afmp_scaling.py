@@ -199,12 +199,9 @@ def save(table: pd.DataFrame, options: argparse.Namespace) -> dict[str, Any]:
     summary = {
         "command": "python benchmarks/afmp_scaling.py " + " ".join(sys.argv[1:]),
         "options": {k: v for k, v in vars(options).items() if k != "out"},
-        "exponents": exponents(table),
-        "exponents_from_224": exponents(table[table["side"] >= 224]),
-        "time_over_deit": ratios(table),
-        # Of all threads: what a busy machine does not change.
-        "cpu_exponents": exponents(table, "cpu_seconds"),
-        "cpu_time_over_deit": ratios(table, "cpu_seconds"),
+        "exponents": exponents(table, options.clock),
+        "exponents_from_224": exponents(table[table["side"] >= 224], options.clock),
+        "time_over_deit": ratios(table, options.clock),
         **report.provenance(),
     }
     if options.out is not None:
@@ -212,7 +209,9 @@ def save(table: pd.DataFrame, options: argparse.Namespace) -> dict[str, Any]:
         write_json(options.out / "scaling.json", summary)
         if (table["outcome"] == "ok").any():
             plot.use_style()
-            report.save_figure(plot.scaling_panels(table), options.out, "scaling")
+            report.save_figure(
+                plot.scaling_panels(table, clock=options.clock), options.out, "scaling"
+            )
     return summary
 
 
@@ -227,6 +226,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    clocks = ["seconds", "cpu_seconds"]
+    about = "time on the wall, or of all threads: a busy machine changes that less"
+    parser.add_argument("--clock", choices=clocks, default="seconds", help=about)
     parser.add_argument("--memory-gb", type=float, default=None, help="most memory of a process")
     parser.add_argument("--out", type=Path, default=None, help="folder for table and figure")
     options = parser.parse_args()

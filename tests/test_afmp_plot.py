@@ -119,6 +119,8 @@ def test_out_of_memory_is_marked(scaling):
     ratios = plot.scaling_panels(measured).axes[2].lines
     assert ratios[-1].get_label() == "DeiT-Tiny" and set(ratios[-1].get_ydata()) == {1.0}
     assert len(plot.scaling_panels(measured, rival="none").axes) == 2
+    busy = plot.scaling_panels(measured.assign(cpu_seconds=7.0), clock="cpu_seconds").axes[0]
+    assert set(busy.lines[-1].get_ydata()) == {7.0} and busy.get_ylabel().startswith("CPU seconds")
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert len(crosses) == 1 and crosses[0].get_xdata().tolist() == [196]
 

@@ -176,18 +176,22 @@ def gate_histogram(gates: pd.DataFrame) -> Axes:
     return ax
 
 
-def scaling_panels(table: pd.DataFrame, *, rival: str = "DeiT-Tiny") -> Figure:
+def scaling_panels(
+    table: pd.DataFrame, *, clock: str = "seconds", rival: str = "DeiT-Tiny"
+) -> Figure:
     """Draw time and peak memory against the number of patches, and time over that of a rival.
 
     Args:
-        table: Columns ``model``, ``n_patches``, ``seconds``, ``peak_mb`` and ``outcome``; a row
-            whose outcome is not "ok" is marked with a cross above the last measured point.
+        table: Columns ``model``, ``n_patches``, ``peak_mb``, ``outcome`` and that of the clock; a
+            row whose outcome is not "ok" is marked with a cross above the last measured point.
+        clock: "seconds" (on the wall) or "cpu_seconds" (of all threads, for a busy machine).
         rival: The model that times are divided by; the panel stays out if it was not measured.
     """
-    columns = {"seconds": "seconds, forward + backward", "peak_mb": "peak memory (MB)"}
-    own = table[table["model"] == rival].set_index("n_patches")["seconds"]
+    unit = {"seconds": "seconds", "cpu_seconds": "CPU seconds"}[clock]
+    columns = {clock: f"{unit}, forward + backward", "peak_mb": "peak memory (MB)"}
+    own = table[table["model"] == rival].set_index("n_patches")[clock]
     if len(own):
-        table = table.assign(ratio=table["seconds"] / table["n_patches"].map(own))
+        table = table.assign(ratio=table[clock] / table["n_patches"].map(own))
         columns["ratio"] = f"time / time of {rival}"
     figure, axes = plt.subplots(1, len(columns), figsize=(FULL_WIDTH, 2.7))
     styles = _scaling_styles(list(dict.fromkeys(table["model"])))
