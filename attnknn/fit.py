@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 from tqdm import tqdm
 
@@ -22,6 +21,7 @@ from attnknn.attention import NeighbourAttention
 from attnknn.checks import check_labels
 from attnknn.classify import Attention
 from attnknn.config import AttentionConfig, FittingConfig
+from attnknn.holdout import fit_and_stop_rows, latest_good_epoch
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
 from attnknn.noisy import corrected_nll, label_error_rate, noisy_labels
@@ -141,6 +141,20 @@ def fit_on_neighbours(
         raise ValueError(
             f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
         )
+    model, history = _fit(attention, bank, queries, fitting, seed, n_epochs, progress)
+    return FittedAttention(model, history, label_error, neighbours.k)
+
+
+def _fit(
+    attention: AttentionConfig,
+    bank: MemoryBank,
+    queries: "Queries",
+    fitting: FittingConfig,
+    seed: int,
+    n_epochs: int | None,
+    progress: bool,
+) -> tuple[NeighbourAttention, pd.DataFrame]:
+    """Fit on all queries, for as long as a trial or the caller says; return the trial too."""
     bar = tqdm(
         total=fitting.fit_epochs * (1 + (n_epochs is None)),
         desc="fit attention",
@@ -156,7 +170,7 @@ def fit_on_neighbours(
     for _ in _descend(model, bank, queries, None, replace(fitting, fit_epochs=n_epochs), seed):
         bar.update()
     bar.close()
-    return FittedAttention(model, history, label_error, neighbours.k)
+    return model, history
 
 
 def _try(
@@ -247,40 +261,6 @@ def _descend(
             losses.append(loss.item())
         model.eval()
         yield float(np.mean(losses))
-
-
-def latest_good_epoch(losses: Float[Tensor, "epochs S"]) -> int:
-    """Return the last epoch whose mean loss is within one standard error of the best epoch's.
-
-    The rate falls to zero, so later is better unless the fit has begun to learn its rows by heart.
-    The plain minimum over a few hundred rows is mostly luck, and tends to come far too early.
-
-    Args:
-        losses: Loss of every judging row after every epoch.
-    """
-    means = losses.mean(dim=1)
-    gaps = losses - losses[means.argmin()]  # row by row: what is hard for all cancels out
-    allowed = gaps.std(dim=1) / losses.shape[1] ** 0.5 if losses.shape[1] > 1 else 0.0
-    return int((gaps.mean(dim=1) <= allowed).nonzero().max())
-
-
-def fit_and_stop_rows(
-    labels: Int[Tensor, " B"], stop_share: float, seed: int
-) -> tuple[Int[Tensor, " F"], Int[Tensor, " S"]]:
-    """Split the queries by class; classes with a single query go to the fit side."""
-    counts, n_stop = labels.bincount(), round(stop_share * len(labels))
-    single = (counts[labels] == 1).numpy()
-    rows, stratify, n_groups = (
-        np.flatnonzero(~single),
-        labels.numpy()[~single],
-        int((counts > 1).sum()),
-    )
-    if single.all():  # no class twice: any row may judge
-        rows, stratify, n_groups, single = np.arange(len(labels)), None, 1, ~single
-    n_stop = int(np.clip(n_stop, n_groups, len(rows) - n_groups))  # what stratifying asks for
-    fit, stop = train_test_split(rows, test_size=n_stop, random_state=seed, stratify=stratify)
-    fit = np.concatenate([fit, np.flatnonzero(single)])
-    return torch.from_numpy(np.sort(fit)), torch.from_numpy(np.sort(stop))
 
 
 def _stop_sets(

@@ -18,7 +18,7 @@ ORDER = """
     afmp backbones embed
     blas index neighbours bankfile rowbank memory
     posterior parts attention classify baselines explain
-    losses noisy fit
+    losses noisy holdout fit
     muon schedules optim checkpoint parallel afmptrain selfmemory objectives stage1 trained train
     runs views
     plot report studies
