@@ -1,6 +1,6 @@
 """Index choice: a name and rows -> a filled index.
 
-What ``auto`` takes, and why; docs/scaling.md has the measured figures, all at a recall of .99.
+What ``auto`` takes, and why. ``python -m benchmarks million`` measures all of them on one machine.
 
 - exact up to 100 000 rows: always right, nothing to build, nothing to tune. A graph wins its build
   back only after many queries to a bank that does not change.
@@ -11,8 +11,7 @@ What ``auto`` takes, and why; docs/scaling.md has the measured figures, all at a
 - disk where the rows are a memory-mapped file that would fill most of the free memory: the lists
   are a file too, and of the rows only the candidates are read.
 
-The order is measured; where one takes over from the other is a judgement of how long a build may
-take. ``autotune`` finds the depth of a search for the bank at hand.
+Where one takes over from the other is a judgement of how long a build may take. ``autotune`` finds the depth of a search for the bank at hand.
 """
 
 import os
