@@ -11,7 +11,8 @@ What ``auto`` takes, and why. ``python -m benchmarks million`` measures all of t
 - disk where the rows are a memory-mapped file that would fill most of the free memory: the lists
   are a file too, and of the rows only the candidates are read.
 
-Where one takes over from the other is a judgement of how long a build may take. ``autotune`` finds the depth of a search for the bank at hand.
+Where one takes over from the other is a judgement of how long a build may take.
+``autotune`` finds the depth of a search for the bank at hand.
 """
 
 import os
