@@ -93,8 +93,7 @@ def draw_curves(ax: Axes, curves: dict[str, list[dict[str, Any]]]) -> Axes:
             )
     ax.axvline(0.01, color=FAINT, linewidth=0.8, linestyle=":")
     _log_axis(ax, "y")
-    ax.set_xscale("log")
-    ax.xaxis.set_major_formatter("{x:g}")
+    _log_axis(ax, "x", steps=(1, 2, 5))
     ax.invert_xaxis()
     ax.set_title("Recall against speed", loc="left", fontsize=8)
     ax.set_xlabel("share of true neighbours missed (dotted: the most allowed; filled: chosen)")
@@ -103,11 +102,11 @@ def draw_curves(ax: Axes, curves: dict[str, list[dict[str, Any]]]) -> Axes:
     return ax
 
 
-def _log_axis(ax: Axes, name: str) -> None:
+def _log_axis(ax: Axes, name: str, *, steps: tuple[float, ...] = (1, 1.5, 2, 3, 5)) -> None:
     """Make an axis logarithmic, with plain numbers also where it spans less than a decade."""
     ax.set(**{f"{name}scale": "log"})
     axis = getattr(ax, f"{name}axis")
-    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    axis.set_major_locator(LogLocator(subs=steps))
     axis.set_major_formatter("{x:g}")
     axis.set_minor_locator(NullLocator())
 
