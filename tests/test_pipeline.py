@@ -16,9 +16,10 @@ from attnknn.config import ConfigError
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
 from attnknn.peers.problems import PROBLEMS
 from attnknn.pipeline import make_plan, run_pipeline
-from attnknn.pipeline.crew import threads_each
+from attnknn.pipeline.crew import THREAD_VARIABLES, Crew, threads_each
 from attnknn.pipeline.notebooks import find_notebooks, read_notebook
 from attnknn.pipeline.parameters import assign, run_name
+from attnknn.pipeline.progress import Progress
 from attnknn.pipeline.state import RunFolder
 
 FAILING = "import time\nvalues = [1]\nvalues[3]"
@@ -515,3 +516,13 @@ def test_an_interrupted_run_ends_its_kernels(project, sleeper, number):
     assert read_json(project / "results/quick/report.json")["status"] == "interrupted"
     with locked_folder(project / "results/quick"):
         pass
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "2"), ("1", "1")])
+def test_all_libraries_get_the_threads_that_openmp_gets(monkeypatch, tmp_path, given, expected):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+    environment = Crew(tmp_path, tmp_path, Progress([]))._environment(2)
+    assert {environment[name] for name in THREAD_VARIABLES} == {expected}

@@ -111,7 +111,9 @@ class Crew:
                 worker.kill()
 
     def _environment(self, n_threads: int) -> dict[str, str]:
-        threads = {name: str(n_threads) for name in THREAD_VARIABLES}
+        # One number for all libraries, also where the user set it for OpenMP alone: two threads of
+        # one library on the single thread of another make a training several times slower.
+        threads = dict.fromkeys(THREAD_VARIABLES, str(threads_used(n_threads)))
         # Idle threads sleep: spinning ones slow everybody down as soon as the cores are shared.
         threads["OMP_WAIT_POLICY"] = "PASSIVE"
         # The user's own thread settings win.
