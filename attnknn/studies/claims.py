@@ -31,7 +31,8 @@ from attnknn.studies.judging import (
 )
 
 BASES = {
-    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the methods",
+    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the methods; a "
+    "claimed size is excluded by the 95 % interval, which is not corrected",
     INTERVAL: "the 95 % interval of such a difference, not corrected, against the bound or margin "
     "that the evidence names",
     MEANS: "means over seeds against the threshold that the evidence names, without a test",
