@@ -36,6 +36,8 @@ METHODS = (
 )
 COLUMNS = ("accuracy (%)", "NLL", "ECE", "n")
 NOISE_RATE = 0.4
+# Verdicts of `studies.judging` that say something about a claim.
+VERDICTS = ("confirmed", "partly", "refuted", "not decided at this size")
 
 
 def results_section(results: Path = ROOT / "results") -> str:
@@ -97,7 +99,7 @@ def _claims_line(path: Path) -> str:
         return ""
     cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|", path.read_text(encoding="utf-8"), re.M)
     verdicts = pd.Series(cells).str.strip()
-    counts = verdicts[verdicts.isin(["confirmed", "partly", "refuted"])].value_counts()
+    counts = verdicts[verdicts.isin(VERDICTS)].value_counts()
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     return (
         f"Published claims, judged on CIFAR-10: {said}; each with its evidence in "

@@ -1,260 +1,198 @@
-"""Judges: each decides one published claim from the tables that a run's studies saved.
+"""Judges of what the main results and the k-sweep decide: one published claim each.
 
 A judge reads tables and returns a verdict with the figures behind it; a table that is not there
 raises `MissingTableError`. The claims themselves are listed in `claims`.
 """
 
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
-CONFIRMED, REFUTED, PARTLY = "confirmed", "refuted", "partly"
-NOT_MEASURED = "not measured in this run"
-NO_DIFFERENCE = "no difference at this size"
+from attnknn.studies import published
+from attnknn.studies.judging import (
+    CONFIRMED,
+    INTERVAL,
+    MEANS,
+    NOT_DECIDED,
+    NOT_MEASURED,
+    NOTHING,
+    PAIRED,
+    PARTLY,
+    REFUTED,
+    SAME_ACCURACY,
+    SAME_ECE,
+    SAME_NLL_SHARE,
+    Judgement,
+    MissingTableError,
+    Tables,
+    at_least,
+    decide,
+    joined,
+    the_same,
+    with_width,
+)
+
+MAIN, SWEEP = "02_main_results", "03_k_sweep"
 PLAIN = ("uniform", "distance")
-PUBLISHED_RETENTION = {0.1: 0.995, 0.2: 0.985, 0.3: 0.975}  # 100, 99 and 98 %, as rounded there
-PUBLISHED_TAIL_LOSS = 0.9  # points: 89.70 % at ratio 1, 88.80 % at 0.01 (experiment 4)
-PUBLISHED_TTA = {"nll": -0.53, "ece": -0.78}  # experiment 5; half of it counts as the same
-PUBLISHED_ATTENTION_MS = 0.5  # a query; the whole overhead was said to be below 1 ms
-PUBLISHED_HNSW_ROWS = 100_000
-HNSW_MANY_QUERIES = 100_000  # a graph that pays only after more than these is not needed
 TUNED = ("uniform (tuned)", "distance (tuned)")
-
-
-class Judgement(NamedTuple):
-    """A verdict and the figures behind it."""
-
-    verdict: str
-    evidence: str
-
-
-class MissingTableError(LookupError):
-    """A study has not been run, or did not save what a claim needs."""
-
-
-class Tables:
-    """The saved tables of a run, read when asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-
-    def read(self, notebook: str, name: str) -> pd.DataFrame:
-        """Return a saved table, or say that it is missing."""
-        path = self.folder / notebook / f"{name}.csv"
-        if not path.is_file():
-            raise MissingTableError(f"{notebook}/{name}.csv")
-        return pd.read_csv(path)
-
-    def mean(self, notebook: str, **where: object) -> float:
-        """Return the mean over seeds of one measure in a study's ``measures`` table."""
-        table = self.read(notebook, "measures")
-        for column, value in where.items():
-            table = table[table[column] == value]
-        if table.empty:
-            raise MissingTableError(f"{where} in {notebook}/measures.csv")
-        return float(table["value"].mean())
+CLAIMED_ACCURACY = 0.0001  # the smallest published gain: 0.01 points
+CLAIMED_CNN_GAP = 0.05  # the smallest published gap: 5 points
+CLAIMED_KS = (10, 20)  # "the optimal range"
+SMALLEST_K = 3  # one neighbour is no vote
+TTA_SHARE = 0.5  # of the published change counts as the same
 
 
 def judge_calibration(tables: Tables) -> Judgement:
     """Decide whether attention has the smaller calibration error."""
-    return _against(tables, "ece", (*PLAIN, *TUNED))
+    return _improvement(tables, "ece")
 
 
 def judge_likelihood(tables: Tables) -> Judgement:
     """Decide whether attention has the better likelihood."""
-    return _against(tables, "nll", (*PLAIN, *TUNED))
+    return _improvement(tables, "nll")
 
 
 def judge_accuracy(tables: Tables) -> Judgement:
-    """Decide whether attention is more accurate."""
-    return _against(tables, "accuracy", (*PLAIN, *TUNED))
+    """Decide whether attention is more accurate, by as much as was claimed or more."""
+    return _improvement(tables, "accuracy")
 
 
-def _against(tables: Tables, metric: str, rivals: tuple[str, ...]) -> Judgement:
-    """Judge "attention is better" from the paired comparison of the main results."""
-    rows = tables.read("02_main_results", "comparison")
-    rows = rows[(rows["metric"] == metric) & rows["method"].isin(rivals)]
-    if rows.empty:
-        raise MissingTableError(f"{metric} in 02_main_results/comparison.csv")
+def _improvement(tables: Tables, metric: str) -> Judgement:
+    """Judge "attention is better than every rival" from the paired comparison."""
+    rows = tables.rows(MAIN, "comparison", metric=metric, method=(*PLAIN, *TUNED))
     # Rows are rival minus attention: a rival that is worse has lost against the attention.
-    won = rows["verdict"] == "worse"
-    lost = rows["verdict"] == "better"
-    shown = [
-        f"{row['method']} {row['difference']:+.4f} [{row['low']:+.4f}, {row['high']:+.4f}]"
-        for row in rows.to_dict("records")
-    ]
-    verdict = CONFIRMED if won.all() else REFUTED if lost.any() or not won.any() else PARTLY
-    size = f"{rows['n_rows'].iloc[0]} rows, {rows['n_seeds'].iloc[0]} seed(s)"
-    return Judgement(verdict, f"rival minus attention in {metric}: {'; '.join(shown)} ({size})")
+    won, lost = rows["verdict"] == "worse", rows["verdict"] == "better"
+    if metric == "accuracy":
+        # The low end of rival minus attention is the largest gain: below what was claimed?
+        lost |= -with_width(rows)["low"] < CLAIMED_ACCURACY
+    shown = "; ".join(f"{row['method']} {difference(row)}" for row in rows.to_dict("records"))
+    return Judgement(
+        decide(won, lost), f"rival minus attention in {metric}: {shown} ({_size(rows)})", PAIRED
+    )
+
+
+def difference(row: dict | pd.Series, digits: int = 4) -> str:
+    """Return a paired difference with its interval in words."""
+    value, low, high = (f"{row[name]:+.{digits}f}" for name in ("difference", "low", "high"))
+    return f"{value} [{low}, {high}]"
+
+
+def _size(rows: pd.DataFrame) -> str:
+    return f"{rows['n_rows'].iloc[0]} rows, {rows['n_seeds'].iloc[0]} seed(s)"
 
 
 def judge_tta(tables: Tables) -> Judgement:
-    """Decide whether test-time views improve likelihood and calibration."""
-    before, after = (
-        {
-            metric: tables.mean("02_main_results", method=name, metric=metric)
-            for metric in ("nll", "ece", "accuracy")
-        }
-        for name in ("attention", "attention + TTA")
-    )
-    change = {name: after[name] / before[name] - 1 for name in ("nll", "ece")}
-    falls = [share < 0 for share in change.values()]
-    as_much = all(change[name] <= published / 2 for name, published in PUBLISHED_TTA.items())
-    verdict = CONFIRMED if as_much else PARTLY if any(falls) else REFUTED
-    return Judgement(
-        verdict,
-        f"with TTA NLL {100 * change['nll']:+.0f} %, ECE {100 * change['ece']:+.0f} %, accuracy "
-        f"{100 * (after['accuracy'] - before['accuracy']):+.2f} points",
-    )
-
-
-def judge_noise(tables: Tables) -> Judgement:
-    """Decide whether accuracy is kept under wrong memory labels as published."""
-    table = tables.read("04_label_noise", "measures")
-    table = table[(table["metric"] == "accuracy") & (table["held_out"] == "clean")]
-    table = table[(table["kind"] == table["kind"].iloc[0]) & (table["method"] == "attention")]
-    means = table.groupby("rate")["value"].mean()
-    kept = {rate: means[rate] / means[0.0] for rate in PUBLISHED_RETENTION if rate in means}
-    if not kept:
-        raise MissingTableError("a noise rate up to 30 % in 04_label_noise/measures.csv")
-    shown = ", ".join(f"{100 * share:.1f} % at {100 * rate:g} %" for rate, share in kept.items())
-    holds = all(share >= PUBLISHED_RETENTION[rate] for rate, share in kept.items())
-    return Judgement(CONFIRMED if holds else REFUTED, f"accuracy kept: {shown}")
-
-
-def judge_noise_against(tables: Tables) -> Judgement:
-    """Decide whether attention beats the rivals under the most label noise."""
-    rows = tables.read("04_label_noise", "comparison")
-    rows = rows[(rows["rate"] == rows["rate"].max()) & (rows["metric"] == "nll")]
-    rows = rows[rows["method"].isin((*PLAIN, *TUNED)) & (rows["held_out"] == "clean")]
-    won = rows["verdict"] == "worse"
-    verdict = CONFIRMED if won.all() else PARTLY if won.any() else REFUTED
-    shown = [
-        f"{row['kind']} {row['method']} {row['difference']:+.3f}" for row in rows.to_dict("records")
-    ]
-    rate = 100 * rows["rate"].iloc[0]
-    return Judgement(verdict, f"NLL of rival minus attention at {rate:g} %: {'; '.join(shown)}")
-
-
-def judge_k_hardly_matters(tables: Tables) -> Judgement:
-    """Decide whether accuracy is the same at every k."""
-    table = tables.read("03_k_sweep", "measures")
-    table = table[(table["metric"] == "accuracy") & (table["k"] >= 3)]
-    means = table.groupby(["method", "k"])["value"].mean().unstack()
-    spread = (means.max(axis=1) - means.min(axis=1)) * 100
+    """Decide whether test-time views improve likelihood and calibration about as published."""
+    rows = tables.rows(MAIN, "comparison", method="attention + TTA", metric=("nll", "ece"))
+    own = [tables.mean(MAIN, method="attention", metric=metric) for metric in rows["metric"]]
+    changes = rows[["difference", "low", "high"]].div(own, axis=0)
+    claimed = rows["metric"].map(published.tta_change()) * TTA_SHARE
+    better, as_much = rows["verdict"] == "better", changes["difference"] <= claimed
     shown = ", ".join(
-        f"{name} {points:.2f} (best k = {means.loc[name].idxmax()})"
-        for name, points in spread.items()
+        f"{row['metric'].upper()} {100 * change.difference:+.0f} % [{100 * change.low:+.0f}, "
+        f"{100 * change.high:+.0f}] ({row['verdict']})"
+        for row, change in zip(rows.to_dict("records"), changes.itertuples(), strict=True)
     )
-    verdict = CONFIRMED if spread.max() < 0.5 else PARTLY if spread.min() < 0.5 else REFUTED
-    return Judgement(verdict, f"spread of accuracy over k ≥ 3 in points: {shown}")
+    if (better & as_much).all():
+        verdict = CONFIRMED
+    elif better.any():
+        verdict = PARTLY
+    else:
+        is_excluded = (changes["low"] > claimed).all()
+        verdict = REFUTED if is_excluded or (rows["verdict"] == "worse").any() else NOT_DECIDED
+    right = tables.rows(MAIN, "comparison", method="attention + TTA", metric="accuracy").iloc[0]
+    shown += f", accuracy {100 * right['difference']:+.2f} points ({right['verdict']})"
+    enough = f"{100 * TTA_SHARE:g} % of the published change counts as the same"
+    return Judgement(verdict, f"with TTA {shown}; {enough} ({_size(rows)})", PAIRED)
 
 
 def judge_k_ensemble(tables: Tables) -> Judgement:
-    """Decide whether averaging over k is of no use."""
-    rows = tables.read("02_main_results", "comparison")
-    rows = rows[(rows["method"] == "attention + k-ensemble") & rows["metric"].isin(["nll", "ece"])]
-    if rows.empty:
-        raise MissingTableError("attention + k-ensemble in 02_main_results/comparison.csv")
-    helps = (rows["verdict"] == "better").any()
+    """Decide whether averaging over k is of no use: no gain beyond the margins."""
+    rows = tables.rows(MAIN, "comparison", method="attention + k-ensemble", metric=("nll", "ece"))
+    margins = {"nll": nll_margin(tables), "ece": SAME_ECE}
+    verdicts = [
+        at_least(row["low"], row["high"], -margins[row["metric"]])
+        for row in rows.to_dict("records")
+    ]
     shown = ", ".join(
-        f"{row['metric']} {row['difference']:+.4f} ({row['verdict']})"
+        f"{row['metric']} {difference(row)} (a gain counts from {margins[row['metric']]:.4f} on)"
         for row in rows.to_dict("records")
     )
-    return Judgement(REFUTED if helps else CONFIRMED, f"k-ensemble minus attention: {shown}")
+    return Judgement(joined(verdicts), f"k-ensemble minus attention: {shown}", INTERVAL)
 
 
 def judge_heads(tables: Tables) -> Judgement:
-    """Decide whether one head is as good as several."""
-    rows = tables.read("02_main_results", "ablation")
-    rows = rows[(rows["part"] == "more than one head") & (rows["metric"] == "nll")]
-    if rows.empty:
-        raise MissingTableError("more than one head in 02_main_results/ablation.csv")
-    row = rows.iloc[0]
+    """Decide whether one head is as good as several: the difference lies inside the margin."""
+    row = tables.rows(MAIN, "ablation", part="more than one head", metric="nll").iloc[0]
+    margin = nll_margin(tables)
     return Judgement(
-        CONFIRMED if row["verdict"] == NO_DIFFERENCE else REFUTED,
-        f"one head minus four, NLL {row['difference']:+.4f} "
-        f"[{row['low']:+.4f}, {row['high']:+.4f}]",
+        the_same(row["low"], row["high"], margin),
+        f"one head minus four, NLL {difference(row)}; up to {margin:.4f} counts as the same",
+        INTERVAL,
     )
+
+
+def nll_margin(tables: Tables) -> float:
+    """Return the difference in NLL up to which two methods count as the same."""
+    return SAME_NLL_SHARE * tables.mean(MAIN, method="attention", metric="nll")
 
 
 def judge_gap_to_cnn(tables: Tables) -> Judgement:
     """Decide whether the classifier head is ahead as published."""
-    own, cnn = (
-        tables.mean("02_main_results", method=name, metric="accuracy")
-        for name in ("attention", "cnn")
-    )
-    gap = 100 * (cnn - own)
+    rows = tables.rows(MAIN, "comparison", method="cnn", metric="accuracy")
+    low, high = with_width(rows)[["low", "high"]].iloc[0]
+    points = 100 * rows[["difference", "low", "high"]].iloc[0]
     return Judgement(
-        CONFIRMED if gap >= 5 else REFUTED,
-        f"CNN head minus attention on the same embedder: {gap:+.2f} points",
+        at_least(low, high, CLAIMED_CNN_GAP),
+        f"CNN head minus attention on the same embedder: {difference(points, 2)} points "
+        f"(claimed: {100 * CLAIMED_CNN_GAP:g} or more)",
+        INTERVAL,
     )
 
 
-def judge_overhead(tables: Tables) -> Judgement:
-    """Decide whether attention costs less than the published bounds, asked one by one."""
-    rows = tables.read("06_efficiency", "overhead").set_index(["batch", "scope"])["extra_ms"]
-    single, batched = (rows[batch].iloc[0] for batch in ("one by one", "all at once"))
-    verdict = CONFIRMED if single < PUBLISHED_ATTENTION_MS else REFUTED
-    return Judgement(
-        verdict,
-        f"attention adds {single:.3f} ms to a single query, {batched:.4f} ms a query in a batch "
-        f"(published: under {PUBLISHED_ATTENTION_MS:g} ms)",
-    )
-
-
-def judge_hnsw(tables: Tables) -> Judgement:
-    """Decide whether exact search is fast enough up to the published number of rows."""
-    rows = tables.read("06_efficiency", "measures")
-    wide = rows.pivot(index=["rows", "index"], columns="metric", values="value")
-    graph, flat = (wide.xs(name, level="index") for name in ("HNSW", "Flat IP"))
-    n = int(graph.index.max())
-    if n < PUBLISHED_HNSW_ROWS:
-        raise MissingTableError(f"{PUBLISHED_HNSW_ROWS} rows in 06_efficiency/measures.csv")
-    gained = (flat["search_ms"] - graph["search_ms"]) / 1000
-    queries = (graph["build_seconds"] - flat["build_seconds"]) / gained.where(gained > 0)
-    below = queries[queries.index < PUBLISHED_HNSW_ROWS]
+def judge_k_hardly_matters(tables: Tables) -> Judgement:
+    """Decide whether accuracy is the same at every k."""
+    means = _accuracy_by_k(tables)
+    spread = means.max(axis=1) - means.min(axis=1)
     shown = ", ".join(
-        f"{n:,} rows: " + ("never" if pd.isna(each) else f"after {each:,.0f} queries")
-        for n, each in queries.items()
+        f"{name} {100 * each:.2f} (best k = {means.loc[name].idxmax()})"
+        for name, each in spread.items()
     )
-    pays = bool((below < HNSW_MANY_QUERIES).any())
-    return Judgement(REFUTED if pays else CONFIRMED, f"building HNSW pays off at {shown}")
-
-
-def judge_long_tail(tables: Tables) -> Judgement:
-    """Decide whether a long-tailed memory costs as little as published."""
-    rows = tables.read("05_long_tail", "measures")
-    rows = rows[(rows["metric"] == "accuracy") & (rows["classes"] == "all")]
-    rows = rows[(rows["method"] == "attention") & (rows["held_out"] == "balanced")]
-    means = rows[rows["corrupted"] == "memory only"].groupby("ratio")["value"].mean()
-    if len(means) < 2:
-        raise MissingTableError("two ratios in 05_long_tail/measures.csv")
-    lost = 100 * (means[means.index.max()] - means[means.index.min()])
+    small = spread < SAME_ACCURACY
     return Judgement(
-        CONFIRMED if lost <= PUBLISHED_TAIL_LOSS else REFUTED,
-        f"attention loses {lost:.2f} points at ratio {means.index.min():g} "
-        f"(published: {PUBLISHED_TAIL_LOSS:g} at 0.01)",
+        CONFIRMED if small.all() else PARTLY if small.any() else REFUTED,
+        f"spread of accuracy over k ≥ {SMALLEST_K} in points: {shown}; less than "
+        f"{100 * SAME_ACCURACY:g} counts as hardly any",
+        MEANS,
     )
 
 
-def taken_from_theory(words: str) -> Callable[[Tables], Judgement]:
-    """Take over a line of the theory study's own table."""
-    verdicts = {"holds": CONFIRMED, "does not hold": REFUTED, "holds in part": PARTLY}
+def judge_best_k(tables: Tables) -> Judgement:
+    """Decide whether the best k lies in the published range, where k matters at all."""
+    means = _accuracy_by_k(tables, method=(*PLAIN, "attention"))
+    is_inside = (means.columns >= CLAIMED_KS[0]) & (means.columns <= CLAIMED_KS[1])
+    if is_inside.all() or not is_inside.any():
+        raise MissingTableError(f"k inside and outside {CLAIMED_KS} in {SWEEP}/measures.csv")
+    lead = means.loc[:, is_inside].max(axis=1) - means.loc[:, ~is_inside].max(axis=1)
+    shown = ", ".join(
+        f"{name} {100 * each:+.2f} (best k = {means.loc[name].idxmax()})"
+        for name, each in lead.items()
+    )
+    return Judgement(
+        decide(lead >= SAME_ACCURACY, lead <= -SAME_ACCURACY),
+        f"accuracy of the best k in {CLAIMED_KS[0]} to {CLAIMED_KS[1]} minus that of the best "
+        f"other k in points: {shown}; a lead counts from {100 * SAME_ACCURACY:g} on",
+        MEANS,
+    )
 
-    def judge(tables: Tables) -> Judgement:
-        rows = tables.read("07_theory", "claims")
-        rows = rows[rows["claim"] == words]
-        if rows.empty:
-            raise MissingTableError(f"{words!r} in 07_theory/claims.csv")
-        row = rows.iloc[0]
-        return Judgement(verdicts.get(row["verdict"], str(row["verdict"])), str(row["measured"]))
 
-    return judge
+def _accuracy_by_k(tables: Tables, **where: object) -> pd.DataFrame:
+    """Return mean accuracy over seeds, a row a method and a column a k."""
+    rows = tables.rows(SWEEP, "measures", metric="accuracy", **where)
+    rows = rows[rows["k"] >= SMALLEST_K]
+    return rows.groupby(["method", "k"])["value"].mean().unstack()
 
 
 def cannot_be_measured(reason: str) -> Callable[[Tables], Judgement]:
     """Return a judge that says why no run here can decide the claim."""
-    return lambda _: Judgement(NOT_MEASURED, reason)
+    return lambda _: Judgement(NOT_MEASURED, reason, NOTHING)
