@@ -56,7 +56,7 @@ def apply_calibration(
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> float:
-    """Return the temperature in [0.01, 100] with the smallest negative log-likelihood.
+    """Return the temperature in [0.1, 100] with the smallest negative log-likelihood.
 
     The likelihood is convex in 1 / temperature, so the root of its slope is the one optimum. Where
     there is none (every row right, or no information at all), the nearest limit comes back.

@@ -100,12 +100,17 @@ class Stage1:
 
     def _run_epoch(self, *, progress: bool) -> None:
         start, training = time.perf_counter(), self.config.training
-        if training.objective == "joint" and self.epoch % training.refresh_epochs == 0:
+        is_joint = training.objective == "joint"
+        if is_joint and self.objective.memory is None:
             self._remember(self._embed_all(progress=progress))
         means = self._train_epoch(progress=progress)
         self.epoch += 1
         if self.epoch == training.epochs:
             self.optimiser.end_of_training()
+        # Before validation: new queries among rows of older weights would be judged by a memory
+        # that no one uses. The next epoch trains with the same rows.
+        if is_joint and self.epoch % training.refresh_epochs == 0:
+            self._remember(self._embed_all(progress=progress))
         rate = training.lr * self.optimiser.factor(self.optimiser.current_step)
         row = {"epoch": self.epoch, "lr": rate} | means | self._validate()
         self.history.append(row | {"seconds": time.perf_counter() - start})

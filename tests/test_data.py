@@ -244,6 +244,94 @@ def test_cifar100_format(monkeypatch, tmp_path):
     assert read.class_names == ("apple", "aquarium_fish")
 
 
+ADULT_ROW = (
+    "{age}, {work}, 7, Bachelors, 13, Never-married, Sales, Not-in-family, White, Male, 0, 0, 40,"
+    " United-States, {income}\n"
+)
+INCOMES, WORKS = (">50K", "<=50K"), ("Private", "?", "State-gov", "Never-worked")
+
+
+@pytest.fixture
+def small_adult(monkeypatch, tmp_path):
+    """Adult in miniature: 40 persons to learn from, 8 very old ones to test on."""
+
+    def persons(n_rows: int, age: int, ending: str) -> str:
+        return "".join(
+            ADULT_ROW.format(age=age + i, work=WORKS[i % 3], income=INCOMES[i % 2] + ending)
+            for i in range(n_rows)
+        )
+
+    unseen = ADULT_ROW.format(age=900, work=WORKS[3], income=">50K.")
+    texts = {
+        "adult.data": persons(40, 20, "") + "\n",
+        "adult.test": "|1x3 Cross validator\n" + persons(7, 800, ".") + unseen + "\n",
+    }
+    files = {name: tmp_path / name for name in texts}
+    for name, path in files.items():
+        path.write_text(texts[name])
+    monkeypatch.setattr(sources, "fetch", lambda name: files if name == "adult" else {})
+    monkeypatch.setattr(readers, "_train_then_test", lambda *_: np.repeat([TRAIN, TEST], [40, 8]))
+    return load_splits("adult")
+
+
+def test_fault_9_the_scaler_of_adult_sees_training_rows_only(small_adult):
+    ages = small_adult.train.inputs[:, small_adult.feature_names.index("age")]
+    assert ages.mean() == pytest.approx(0, abs=1e-6) and ages.std() == pytest.approx(1, abs=1e-6)
+    # Scaled together with the others, nobody would be more than three deviations away.
+    assert small_adult.test.inputs[:, 0].min() > 20
+
+
+def test_fault_9_categories_of_adult_are_neither_ordered_nor_dropped(small_adult):
+    names, width = small_adult.feature_names, small_adult.n_numeric
+    assert width == 6
+    works = [place for place, name in enumerate(names) if name.startswith("workclass=")]
+    assert [names[place] for place in works] == [
+        "workclass=Private",
+        "workclass=State-gov",
+        "workclass=missing",
+    ]
+    flags = small_adult.train.inputs[:, works]
+    assert set(np.unique(flags)) == {0, 1} and (flags.sum(axis=1) == 1).all()
+    # Any two kinds of work are equally far apart; integer codes would put one between the others.
+    kinds = np.unique(flags, axis=0)
+    squared = ((kinds[:, None] - kinds[None]) ** 2).sum(axis=2)
+    np.testing.assert_array_equal(squared, 2 * (1 - np.eye(3)))
+    assert not small_adult.test.inputs[-1, works].any()  # work that nobody of the others has
+
+
+WINE_COLUMNS = ("fixed acidity", "alcohol", "quality")
+
+
+@pytest.fixture
+def small_wines(monkeypatch, tmp_path):
+    """Wine Quality in miniature: red wines of 9 to 11 %, white ones of 12 to 14 %."""
+
+    def fetch(name):
+        alcohol = {"wine_red": 9, "wine_white": 12}[name]
+        lines = [f"{7 + i / 100};{alcohol + i / 20};{3 + i % 6}" for i in range(36)]
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join([";".join(f'"{name}"' for name in WINE_COLUMNS), *lines]))
+        return {path.name: path}
+
+    monkeypatch.setattr(sources, "fetch", fetch)
+
+
+def test_fault_9_wine_is_wine_quality_of_the_colour_asked_for(small_wines):
+    red, white = readers.READERS["wine_red"](), readers.READERS["wine_white"]()
+    assert red.inputs["alcohol"].max() < 11 < 12 <= white.inputs["alcohol"].min()
+    for name, rows in {"wine_red": red, "wine_white": white}.items():
+        assert tuple(rows.inputs.columns) == WINE_COLUMNS[:-1]  # the label is not a feature
+        assert rows.labels.tolist() == [0, 0, 0, 1, 1, 1] * 6  # quality 3, 4, 5, 6, 7, 8
+        assert rows.class_names == ("quality below 6", "quality 6 or more")
+        assert name in rows.source
+
+
+def test_fault_9_the_published_names_of_another_wine_set_are_refused():
+    # Scikit-learn's load_wine holds 178 wines of three growers: not Wine Quality.
+    with pytest.raises(UnknownDatasetError, match=r"got dataset='wine' \(did you mean 'wine_"):
+        load_splits("wine")
+
+
 def cached(name):
     folder = sources.data_root() / name
     return all((folder / file).is_file() for file in sources.SOURCES[name].files)

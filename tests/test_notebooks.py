@@ -57,7 +57,7 @@ class TestForm:
         code = [source(cell) for cell in cells(path, "code")]
         assert not any(re.search(r"^\s*(def|class|for|while) ", text, re.M) for text in code)
         assert all(len(text.splitlines()) <= 15 for text in code)
-        assert sum(len(text.splitlines()) for text in code) <= 90
+        assert sum(len(text.splitlines()) for text in code) <= 80
 
 
 @pytest.mark.parametrize("profile", PROFILES)

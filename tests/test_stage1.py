@@ -1,13 +1,10 @@
 """Stage 1: every setting is really applied, resume is exact, the test rows are never read."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from tiny import JOINT, SMALL, config, tiny_splits
+from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
-from attnknn.data import Split
 from attnknn.stage1 import Stage1, uses_bfloat16
 
 CPU = torch.device("cpu")
@@ -102,7 +99,8 @@ def test_same_seed_gives_the_same_weights(tmp_path):
     assert torch.equal(weights(first), weights(second))
 
 
-@pytest.mark.parametrize("base", [SMALL, JOINT | {"refresh_epochs": 2, "mixup_alpha": 0.4}])
+# Killed between two refreshes: the memory is older than the networks.
+@pytest.mark.parametrize("base", [SMALL, JOINT | {"refresh_epochs": 3, "mixup_alpha": 0.4}])
 def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatch):
     settings = config(base, epochs=4)
     whole, history = train(settings, tmp_path, name="whole")
@@ -127,14 +125,14 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
     assert history[columns].equals(resumed_history[columns])
 
 
-def test_fault_5_the_test_rows_play_no_part(tmp_path):
-    splits = tiny_splits()
-    spoiled = replace(
-        splits, test=Split(np.zeros_like(splits.test.inputs), splits.test.labels[::-1].copy())
-    )
-    honest, _ = train(config(SMALL), tmp_path, splits, name="honest")
-    other, _ = train(config(SMALL), tmp_path, spoiled, name="other")
-    assert torch.equal(weights(honest), weights(other))
+@pytest.mark.parametrize("base", [SMALL, JOINT], ids=["cross_entropy", "joint"])
+def test_fault_5_no_test_row_is_read_in_training_or_choosing(base, tmp_path):
+    splits = sealable_splits()
+    with splits.test.seal():
+        stage, history = train(config(base), tmp_path, splits)
+        with pytest.raises(AssertionError, match="inputs of sealed rows were read"):
+            stage.objective.log_probs(stage.embedder, splits.test.inputs)
+    assert history["val_accuracy"].notna().all()  # there was something to choose by
 
 
 def test_the_best_epoch_is_the_one_that_validates_best(tmp_path):
@@ -143,6 +141,39 @@ def test_the_best_epoch_is_the_one_that_validates_best(tmp_path):
     labels = torch.from_numpy(stage.splits.val.labels)
     accuracy = (log_probs.argmax(dim=1) == labels).float().mean()
     assert float(accuracy) == pytest.approx(history["val_accuracy"].max())
+
+
+def test_a_joint_epoch_is_judged_with_a_memory_of_its_own_weights(tmp_path):
+    stage, history = train(config(JOINT, epochs=4), tmp_path)
+    best = history[history["val_accuracy"] == history["val_accuracy"].max()].iloc[-1]
+    stage._remember(stage._embed_all(progress=False))  # as the finished run will have it
+    assert stage._validate() == {name: best[name] for name in ("val_accuracy", "val_nll")}
+
+
+@pytest.mark.parametrize(("refresh_epochs", "ages"), [(1, [0, 0, 0, 0]), (3, [1, 2, 0, 1])])
+def test_the_memory_is_as_old_as_asked_and_embedded_once(refresh_epochs, ages, tmp_path):
+    stage = Stage1(
+        config(JOINT, epochs=4, refresh_epochs=refresh_epochs), tiny_splits(), device=CPU
+    )
+    found, embedded = [], []
+    embed_all, validate = stage._embed_all, stage._validate
+
+    def watched_embed_all(**options):
+        embedded.append(stage.epoch)
+        return embed_all(**options)
+
+    def watched_validate():
+        fresh = torch.equal(
+            stage.objective.memory.bank.rows, torch.from_numpy(embed_all(progress=False))
+        )
+        found.append(stage.epoch - embedded[-1])
+        assert fresh == (found[-1] == 0)
+        return validate()
+
+    stage._embed_all, stage._validate = watched_embed_all, watched_validate
+    stage.run(tmp_path / "run.pt", progress=False)
+    assert found == ages
+    assert embedded == [epoch for epoch in range(5) if epoch % refresh_epochs == 0]
 
 
 def test_fault_13_the_joint_loss_reaches_the_attention(tmp_path):

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import JOINT, SMALL, config, tiny_splits
+from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 import attnknn.train as train_module
 import attnknn.trained as trained_module
@@ -117,6 +117,71 @@ def test_fault_14_the_cnn_baseline_has_the_same_budget(tmp_path, monkeypatch):
     assert cnn == replace(joint, objective="cross_entropy", head="linear")
     assert run.cnn_logits("test").shape == (24, 3)
     assert not (run.folder / "cnn.pt").exists()
+
+
+@pytest.fixture
+def fits(monkeypatch):
+    """Every call of the attention's fit: the memory, the queries, and the rows they may not see."""
+    calls, fit_attention = [], train_module.fit_attention
+
+    def watched(bank, rows, labels, **options):
+        calls.append((bank, rows, labels, options["exclude_ids"]))
+        return fit_attention(bank, rows, labels, **options)
+
+    monkeypatch.setattr(train_module, "fit_attention", watched)
+    return calls
+
+
+@pytest.mark.parametrize("base", [SMALL, JOINT], ids=["cross_entropy", "joint"])
+def test_fault_4_the_attention_is_fitted_on_held_out_queries(base, tmp_path, fits):
+    run = train_run(config(base), tmp_path / "seed0", progress=False)
+    ((bank, rows, labels, exclude_ids),) = fits
+    np.testing.assert_array_equal(rows, run.rows("val"))
+    np.testing.assert_array_equal(labels, tiny_splits().val.labels)
+    np.testing.assert_array_equal(bank.rows, run.rows("train"))
+    assert exclude_ids is None  # none of them is in the memory
+
+
+def test_fault_4_fitting_on_seen_queries_must_be_asked_for(tmp_path, fits):
+    settings = config(SMALL, fit_attention_on="train")
+    run = train_run(settings, tmp_path / "seed0", progress=False)
+    ((_, rows, labels, exclude_ids),) = fits
+    np.testing.assert_array_equal(rows, run.rows("train"))
+    np.testing.assert_array_equal(labels, tiny_splits().train.labels)
+    assert exclude_ids.tolist() == list(range(60))  # no row is its own neighbour
+
+
+class SealedTensors(dict):
+    """Embeddings of a run, those of test rows out of reach."""
+
+    def __getitem__(self, name):
+        if name.startswith("test"):
+            raise AssertionError(f"{name} was read")
+        return super().__getitem__(name)
+
+
+@pytest.mark.parametrize("base", [SMALL, JOINT | {"cnn_baseline": True}], ids=["head", "joint"])
+def test_fault_5_no_test_row_is_read_in_either_stage(base, tmp_path, monkeypatch):
+    splits, stages = sealable_splits(), []
+
+    class Sealed(train_module.Stage1):
+        def run(self, *arguments, **options):
+            stages.append("stage 1")
+            with splits.test.seal():
+                return super().run(*arguments, **options)
+
+    def sealed_stage2(stage, tensors, splits, folder, **options):
+        stages.append("stage 2")
+        with splits.test.seal():
+            stage2(stage, SealedTensors(tensors), splits, folder, **options)
+
+    stage2 = train_module._stage2
+    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: splits)
+    monkeypatch.setattr(train_module, "Stage1", Sealed)
+    monkeypatch.setattr(train_module, "_stage2", sealed_stage2)
+    run = train_run(config(base), tmp_path / "seed0", progress=False)
+    assert stages == ["stage 1"] * (1 + config(base).training.cnn_baseline) + ["stage 2"]
+    assert len(run.rows("test")) == 24  # embedded, between the two
 
 
 def test_settings_that_are_not_used_are_named(tmp_path):

@@ -1,5 +1,9 @@
 """A tiny image set and the settings of a training that takes a second."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import numpy as np
 
 from attnknn.config import RunConfig
@@ -61,3 +65,29 @@ JOINT = SMALL | {
 def config(base: dict, **changes) -> RunConfig:
     """Return a configuration from flat settings."""
     return RunConfig.from_flat(base | changes)
+
+
+class SealedSplit(Split):
+    """Rows that fail the test that reads them while they are sealed."""
+
+    is_sealed = False
+
+    def __getattribute__(self, name: str):
+        if name in ("inputs", "labels") and object.__getattribute__(self, "is_sealed"):
+            raise AssertionError(f"{name} of sealed rows were read")
+        return super().__getattribute__(name)
+
+    @contextmanager
+    def seal(self) -> Iterator[None]:
+        """Let nobody read the rows meanwhile."""
+        object.__setattr__(self, "is_sealed", True)
+        try:
+            yield
+        finally:
+            object.__setattr__(self, "is_sealed", False)
+
+
+def sealable_splits() -> Splits:
+    """Return the tiny image set with test rows that can be sealed."""
+    splits = tiny_splits()
+    return replace(splits, test=SealedSplit(splits.test.inputs, splits.test.labels))

@@ -8,6 +8,7 @@ import pandas as pd
 
 from attnknn.classify import Attention, Uniform, predict
 from attnknn.embed import embed
+from attnknn.neighbours import Neighbours
 from attnknn.studies.timing import median_interval, time_in_turns
 from attnknn.trained import TrainedRun, choose_device
 
