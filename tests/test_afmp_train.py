@@ -13,11 +13,18 @@ from tiny import tiny_splits
 
 from attnknn import afmptrain
 from attnknn.afmp import AFMPConfig
-from attnknn.afmp.model import AFMP
-from attnknn.afmptrain import Recipe, Setting, Training, build_classifier, train_setting
+from attnknn.afmptrain import (
+    AblationRun,
+    Recipe,
+    Setting,
+    Training,
+    build_classifier,
+    train_setting,
+)
 from attnknn.afmptrain import loop as loop_module
 from attnknn.backbones import build_embedder
 from attnknn.config import EmbedderConfig
+from attnknn.data import Split
 from attnknn.pipeline.notebooks import find_notebooks
 from attnknn.pipeline.state import RunFolder, Task
 from attnknn.studies import afmp as study
@@ -166,12 +173,36 @@ def test_the_same_seed_gives_the_same_weights():
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
-def test_the_transformer_has_about_the_same_size():
-    tiny = AFMPConfig()
-    network = afmptrain.build_transformer(tiny, 10, 3, 32)
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (network, AFMP(tiny, 10))]
-    assert 0.8 < sizes[0] / sizes[1] < 1.25
+def images_of(n_rows: int, *, channels: int = 1, side: int = 8) -> Split:
+    return Split(np.zeros((n_rows, channels, side, side), np.uint8), np.zeros(n_rows, int))
+
+
+@pytest.mark.parametrize(
+    ("model", "channels", "side"),
+    [(AFMPConfig(), 3, 32), (AFMPConfig(layers=3, width=64, patch=4), 1, 8)],
+)
+def test_the_transformer_is_as_large_as_what_it_is_compared_with(model, channels, side):
+    settings = study.ablation_settings(model, keep_shares=[1.0, 0.3], sparse_weights=[1e-3])
+    pair = [s for s in settings if s.name in (study.DEIT, study._reference(settings))]
+    splits = replace(tiny_splits(), train=images_of(2, channels=channels, side=side))
+    models = [build_classifier(setting, splits, seed=0) for setting in pair]
+    sizes = [sum(p.numel() for p in each.parameters()) for each in models]
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_the_transformer_reads_the_same_images():
+    network = afmptrain.build_transformer(AFMPConfig(), 10, 3, 32)
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("kind", "batches"), [("published", [128, 128, 44]), ("afmp", [300])])
+def test_fault_20_the_published_model_is_judged_in_its_own_batches(kind, batches):
+    """One image of a batch exchanges messages: larger batches would make it worse."""
+    model = build_classifier(Setting("a", MODEL, kind), tiny_splits(), seed=0)
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    loop_module.judge(model, images_of(300), "val")
+    assert seen == batches
 
 
 def test_tables_are_refused():
@@ -189,6 +220,22 @@ def test_afmp_is_a_backbone():
     assert embedder.backbone.config.patch == 2 and embedder.embed_dim == 128
 
 
+def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:
+    """Return runs of two seeds with given accuracies on validation and on test rows."""
+    others = (study.TOP_DOWN, study.PUBLISHED, f"{study.PUBLISHED}, {study.TOP_DOWN}", study.DEIT)
+    splits, rng = tiny_splits(), np.random.default_rng(0)
+    runs = {}
+    for name, (val, test) in {**dict.fromkeys(others, (0.5, 0.5)), **accuracies}.items():
+        report = {"metrics": {"val_accuracy": val, "test_accuracy": test}, "parameters": 7}
+        logits = {"test": rng.normal(size=(24, 3))}
+        history = pd.DataFrame({"test_accuracy": [test]})
+        parts = {"history": history, "gates": pd.DataFrame(), "logits": logits, "report": report}
+        runs[name] = [
+            AblationRun(Setting(name, MODEL), seed, **parts, folder=Path()) for seed in (0, 1)
+        ]
+    return study.Ablation(runs, "keep 0.3", splits)
+
+
 class TestStudy:
     """Settings, and the study on digits."""
 
@@ -201,7 +248,14 @@ class TestStudy:
             *["published", "published, top-down", "DeiT"],
         ]
         on = {setting.name for setting in settings if setting.model.top_down}
-        assert on == {"top-down", "published, top-down", "DeiT"}  # DeiT: the whole model's size
+        assert on == {"top-down", "published, top-down"}
+
+    def test_validation_rows_choose_the_share_that_is_tested(self):
+        """On test rows "keep 0.2" is best, on validation rows "dense": the verdict is on dense."""
+        accuracies = {"keep 0.3": (0.6, 0.6), "dense": (0.9, 0.5), "keep 0.2": (0.5, 0.9)}
+        text = study.verdict(made_up_ablation(accuracies))
+        assert "best on validation rows: dense." in text
+        assert "dense 50.00 %" in text  # but test rows report
 
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
