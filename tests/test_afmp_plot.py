@@ -49,11 +49,13 @@ def test_gate_maps_leave_pruned_edges_out():
         np.zeros((2, 1, 12, 12), dtype=np.uint8),
         scaffold.points,
         np.stack([scaffold.sources, scaffold.targets]),
-        gates,
+        {10: gates, 12: gates[::-1]},
         4,
     )
-    drawn = [len(ax.collections[0].get_segments()) for ax in figure.axes[:2]]
-    assert drawn == [5, 3]
+    drawn = [len(ax.collections[0].get_segments()) for ax in figure.axes[:4]]
+    assert drawn == [5, 3, 3, 5]
+    assert [ax.get_ylabel() for ax in figure.axes[:4]] == ["epoch 10", "", "epoch 12", ""]
+    assert len({ax.collections[0].get_clim() for ax in figure.axes[:4]}) == 1
     centre = figure.axes[0].lines[0].get_xydata()[4]
     assert centre.tolist() == [5.5, 5.5]  # the middle of 12 pixels, numbered 0 to 11
 
@@ -61,7 +63,7 @@ def test_gate_maps_leave_pruned_edges_out():
 def test_the_two_directions_of_a_gate_do_not_cover_each_other():
     points, pairs = np.array([[0.5, 0.5], [1.5, 0.5]]), np.array([[0, 1], [1, 0]])
     image = np.zeros((1, 1, 4, 8), dtype=np.uint8)
-    figure = plot.gate_maps(image, points, pairs, np.array([[0.4, 0.7]]), 4)
+    figure = plot.gate_maps(image, points, pairs, {1: np.array([[0.4, 0.7]])}, 4)
     to_right, to_left = figure.axes[0].collections[0].get_segments()
     assert to_right[0][0] < to_right[1][0] and to_left[0][0] > to_left[1][0]
     assert (to_right[:, 1] < 1.5).all() and (to_left[:, 1] > 1.5).all()  # y runs downwards

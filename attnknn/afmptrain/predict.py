@@ -17,6 +17,7 @@ from attnknn.data import Split
 from attnknn.embed import to_batch
 
 LOOKED_AT = 256  # validation images whose gates are looked at
+DRAWN = 4  # validation images whose gates are kept, edge by edge
 EVALUATION_BATCH = 500  # of models whose results do not depend on it
 
 
@@ -93,3 +94,11 @@ def gate_facts(model: Classifier, split: Split) -> list[dict[str, float]]:
         {"kept": float(kept), "closed": float(closed), "mean": float(mean)}
         for kept, closed, mean in facts
     ]
+
+
+def middle_gates(model: Classifier, split: Split) -> Float[Tensor, "n_images E"]:
+    """Return the middle layer's mean gate of every edge of a split's first images, 0 if pruned."""
+    device = next(model.parameters()).device
+    model.eval()
+    layers = model.network.gates(model.normalised(to_batch(split.inputs[:DRAWN], device)))
+    return layers[len(layers) // 2].gates.cpu()

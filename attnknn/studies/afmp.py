@@ -25,6 +25,7 @@ from attnknn.data import Splits, load_splits
 from attnknn.provenance import REPORT_NAME
 from attnknn.report import DisplayTable, pivot_mean_interval
 from attnknn.studies.contest import tidy_measures
+from attnknn.trained import choose_device
 
 TOP_DOWN, PUBLISHED, DEIT = "top-down", "published", "DeiT"
 
@@ -131,6 +132,7 @@ def run_ablation(
     seeds: Sequence[int],
     max_rows: int | None = None,
     workers: int = 1,
+    device: str = "auto",
 ) -> Ablation:
     """Train every setting with every seed, or read what is finished, and return them all.
 
@@ -145,15 +147,18 @@ def run_ablation(
         seeds: Seeds of every setting.
         max_rows: Training images to draw; None takes all.
         workers: Processes that train at the same time, each on its share of the cores.
+        device: Where to train; "auto" takes CUDA where it is present, or else the CPU.
     """
+    if device == "auto":  # not MPS: it has no sparse products
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     data = {"dataset": dataset, "max_train_rows": max_rows}
     splits = load_splits(**data)
     jobs = [(setting, seed) for setting in settings for seed in seeds]
-    fixed = {"recipe": recipe, "data": data}
+    fixed = {"recipe": recipe, "data": data, "device": choose_device(device)}
     todo = [
         (setting, seed)
         for setting, seed in jobs
-        if not (run_path(folder, setting, seed=seed, **fixed) / REPORT_NAME).exists()
+        if not (run_path(folder, setting, splits, recipe, seed=seed) / REPORT_NAME).exists()
     ]
     if workers > 1 and len(todo) > 1:
         _train_apart(folder, todo, fixed, workers)
@@ -192,8 +197,13 @@ def _train_one(
     train_setting(folder, setting, splits=splits, seed=seed, progress=False, **fixed)
 
 
-def ablation_table(ablation: Ablation) -> DisplayTable:
-    """Return settings against measures; bold where the best beats the reference."""
+def ablation_table(ablation: Ablation, step_mb: dict[str, float]) -> DisplayTable:
+    """Return settings against measures; bold where the best beats the reference.
+
+    Args:
+        ablation: The runs.
+        step_mb: Peak memory of a training step of each setting, in MB.
+    """
     shown = pivot_mean_interval(
         ablation.table(), comparison=ablation.comparison(metrics=("accuracy", "nll", "ece"))
     )
@@ -203,6 +213,7 @@ def ablation_table(ablation: Ablation) -> DisplayTable:
         "CPU s / 1 000 images": [
             f"{_epoch_seconds(ablation.runs[name]):.2f}" for name in shown.text.index
         ],
+        "MB of a step": [f"{step_mb[name]:.0f}" for name in shown.text.index],
     }
     none = dict.fromkeys(extra, False)
     return DisplayTable(shown.text.assign(**extra), shown.bold.assign(**none))
