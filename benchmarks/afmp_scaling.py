@@ -12,8 +12,11 @@ import json
 import multiprocessing as mp
 import os
 import resource
+import signal
 import sys
 import time
+import traceback
+from contextlib import suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 PATCH = 16
+OUT_OF_MEMORY = "out of memory"
 # Name to (top-down pass, share of kept edges), or None for DeiT-Tiny. Its linear maps get the same
 # products as AFMP's, or two libraries would be compared; beside it stands the model of timm.
 DEIT, DEIT_OF_TIMM = "DeiT-Tiny", "DeiT-Tiny of timm"
@@ -74,18 +78,42 @@ def peak_mb(device: str) -> float:
 def limit_memory(gigabytes: float | None) -> None:
     """Let this process fail when it takes too much: the system would kill any other instead.
 
+    Asked for before every pass: what is free then is what the processes that wait their turn have
+    left over.
+
     Args:
-        gigabytes: Most memory; None takes nine tenths of what is free now.
+        gigabytes: Most memory; None takes what it has and nine tenths of what is free now.
     """
-    facts = Path("/proc/meminfo")
-    if gigabytes is None and facts.is_file():
-        line = next(x for x in facts.read_text().splitlines() if x.startswith("MemAvailable"))
-        gigabytes = 0.9 * int(line.split()[1]) / 1e6
+    if gigabytes is None and Path("/proc/meminfo").is_file():
+        own, free = _fact("/proc/self/status", "VmData"), _fact("/proc/meminfo", "MemAvailable")
+        gigabytes = (own + 0.9 * free) / 1e9
     if gigabytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(1e9 * gigabytes), resource.RLIM_INFINITY))
 
 
+def _fact(path: str, name: str) -> int:
+    """Return an entry of one of Linux's lists of facts, in bytes."""
+    line = next(x for x in Path(path).read_text().splitlines() if x.startswith(name))
+    return 1024 * int(line.split()[1])
+
+
 def child(pipe: Connection, name: str, side: int, options: argparse.Namespace) -> None:
+    """Work as asked; answer with what went wrong, if something does."""
+    try:
+        work(pipe, name, side, options)
+    except Exception as error:
+        out = is_out_of_memory(error)
+        pipe.send({"outcome": OUT_OF_MEMORY} if out else {"error": traceback.format_exc()})
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error says that memory could not be had; torch has no one class for it."""
+    words = str(error).lower()
+    said = "bad_alloc" in words or ("memory" in words and "illegal memory access" not in words)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and said)
+
+
+def work(pipe: Connection, name: str, side: int, options: argparse.Namespace) -> None:
     """Do one forward + backward for every message received; answer with its times."""
     import timm  # noqa: F401  (all imports before the first look at the memory)
     import torch
@@ -97,22 +125,18 @@ def child(pipe: Connection, name: str, side: int, options: argparse.Namespace) -
     torch.manual_seed(0)
     limit_memory(options.memory_gb)
     base = peak_mb(device)
-    try:
-        model = build(name, side).to(device).train()
-        images = torch.randn(batch, 3, side, side, device=device)
-        labels = torch.arange(batch, device=device) % 100
-        pipe.send({"parameters": sum(p.numel() for p in model.parameters())})
-        while pipe.recv():
-            start, cpu = time.perf_counter(), time.process_time()
-            training_pass(model, images, labels)
-            if device == "cuda":
-                torch.cuda.synchronize()
-            seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
-            pipe.send({"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak_mb(device) - base})
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error).lower():
-            raise
-        pipe.send({"outcome": "out of memory"})
+    model = build(name, side).to(device).train()
+    images = torch.randn(batch, 3, side, side, device=device)
+    labels = torch.arange(batch, device=device) % 100
+    pipe.send({"parameters": sum(p.numel() for p in model.parameters())})
+    while pipe.recv():
+        limit_memory(options.memory_gb)
+        start, cpu = time.perf_counter(), time.process_time()
+        training_pass(model, images, labels)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+        pipe.send({"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak_mb(device) - base})
 
 
 class Measured:
@@ -129,17 +153,29 @@ class Measured:
         self.times: list[dict[str, float]] = []
 
     def hear(self) -> dict[str, Any]:
-        """Return the next answer; a process that was killed ran out of memory."""
+        """Return the next answer; a process that the system killed ran out of memory.
+
+        Raises:
+            RuntimeError: The process failed, or ended, for another reason.
+        """
         try:
-            return self.pipe.recv()
+            answer = self.pipe.recv()
         except EOFError:
-            return {"outcome": "out of memory"}  # killed by the system
+            self.process.join()
+            if self.process.exitcode == -signal.SIGKILL:
+                return {"outcome": OUT_OF_MEMORY}
+            answer = {"error": f"it ended with exit code {self.process.exitcode}"}
+        if "error" in answer:
+            place = f"{self.row['model']} at {self.row['side']} px"
+            raise RuntimeError(f"{place} could not be measured: {answer['error']}")
+        return answer
 
     def step(self, *, timed: bool) -> None:
         """Do one pass, unless memory has run out."""
         if self.row["outcome"] != "ok":
             return
-        self.pipe.send(True)
+        with suppress(BrokenPipeError):  # it has ended: hear() says why
+            self.pipe.send(True)
         answer = self.hear()
         if "outcome" in answer:
             self.row |= answer
@@ -149,7 +185,8 @@ class Measured:
     def result(self) -> dict[str, Any]:
         """End the process and return the row of the table."""
         if self.row["outcome"] == "ok":
-            self.pipe.send(False)
+            with suppress(BrokenPipeError):
+                self.pipe.send(False)
             for name in ("seconds", "cpu_seconds"):
                 self.row[name] = median(each[name] for each in self.times)
             self.row["fastest"] = min(each["seconds"] for each in self.times)

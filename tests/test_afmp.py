@@ -4,11 +4,13 @@ A test of a fault is run on the published model too, where it must fail.
 """
 
 import dataclasses
+import tracemalloc
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnknn.afmp import (
     AFMP,
@@ -97,6 +99,18 @@ class TestScaffold:
             *[(0, 2), (1, 2), (3, 2), (1, 3), (2, 3)],
         ]
         assert scaffold.lengths.tolist() == [1, 3, 1, 2, 3, 3, 2, 1, 3, 1]
+
+    def test_a_window_takes_memory_for_its_own_pairs_only(self):
+        tracemalloc.start()
+        scaffold = build_scaffold(np.arange(5003.0)[:, None], kind="window", window=3)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert scaffold.n_edges == 2 * (5002 + 5001 + 5000)
+        assert peak < 10e6  # all pairs of points would be 200 MB
+
+    def test_a_window_wider_than_the_points_joins_all(self):
+        scaffold = build_scaffold(np.arange(5.0)[:, None], kind="window", window=99)
+        assert scaffold.n_edges == 5 * 4
 
     def test_delaunay_edges_grow_with_the_points(self):
         for side in (64, 224, 448):
@@ -460,6 +474,16 @@ class TestBatches:
         torch.testing.assert_close(model(mates)[2], together[2])
         torch.testing.assert_close(model(batch.flip(0)).flip(0), together)
 
+    @pytest.mark.parametrize("top_down", [False, True])
+    @pytest.mark.parametrize("keep_share", [0.3, 1.0])
+    def test_fault_25_nothing_changes_in_float32_either(self, top_down, keep_share):
+        """The precision, and on a CPU the products, that users have."""
+        model = build(top_down=top_down, keep_share=keep_share).float()
+        batch = images(37).float()
+        together = model(batch)
+        alone = torch.cat([model(image[None]) for image in batch])
+        torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+
     def test_fault_25_the_published_model_depends_on_its_mates(self):
         faulty, batch = build(PublishedAFMP), images()
         alone = torch.cat([faulty(image[None]) for image in batch])
@@ -496,6 +520,30 @@ class TestBatches:
 
         assert all(torch.equal(one, two) for one, two in zip(run(), run(), strict=True))
 
+    @pytest.mark.parametrize("top_down", [False, True])
+    def test_the_same_bits_with_many_edges_and_two_threads(self, top_down):
+        """From 32 768 numbers on, torch adds up the gradient of plain indexing in any order."""
+        scaffold = grid_scaffold(96, 96, 4)
+        n_images = 32_768 // scaffold.n_edges + 1
+        graph = batch_graph(scaffold, n_images, CPU)
+        router = build().float().trunk.layers[0].router
+        rows = torch.randn(n_images * scaffold.n_points, 8)
+        above = rows.flip(0) if top_down else None
+        weights = torch.randn(len(graph.edges.sources))
+
+        def gradient():
+            states = rows.clone().requires_grad_()
+            (router.errors(states, graph.edges, above) * weights).sum().backward()
+            return states.grad
+
+        threads = torch.get_num_threads()
+        torch.set_num_threads(2)
+        try:
+            first, *others = (gradient() for _ in range(20))
+        finally:
+            torch.set_num_threads(threads)
+        assert all(torch.equal(first, other) for other in others)
+
     def test_rectangles_and_other_sizes(self):
         model = build()
         wide = torch.randn(2, 2, 12, 20, dtype=torch.float64)
@@ -506,6 +554,14 @@ class TestBatches:
         model = build(scaffold="window", window=2)
         assert model.trunk.scaffold(images()).n_edges == 2 * (8 + 7)
         assert exchanges(model, images(), 1)
+
+
+def test_the_published_model_keeps_to_the_device_of_its_images():
+    """On a device that is only pretended: a list of edges that stays on the CPU is refused."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with torch.device("cuda"):
+            model = PublishedAFMP(small(), C, channels=2)
+        assert model(torch.randn(B, 2, SIDE, SIDE, device="cuda")).device.type == "cuda"
 
 
 def test_the_trunk_is_a_backbone():

@@ -46,6 +46,7 @@ def test_transposed_and_sliced_rows():
 @needs_onednn
 def test_which_products_are_made(monkeypatch):
     """Float32 on a CPU goes to oneDNN; float64 and autocast stay with torch."""
+    assert module._has_onednn()
     calls, product = [], module._product
     monkeypatch.setattr(module, "_product", lambda *args: calls.append(1) or product(*args))
     rows, weight, bias = parts()
@@ -57,6 +58,26 @@ def test_which_products_are_made(monkeypatch):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert linear(rows, weight, bias).dtype == torch.bfloat16
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize("error", [AttributeError, RuntimeError, TypeError])
+def test_a_torch_without_the_product_has_its_own(monkeypatch, error):
+    """The operation is private: it may be gone, or take other arguments."""
+    calls = []
+
+    def missing(*_):
+        calls.append(1)
+        raise error
+
+    monkeypatch.setattr(module, "_product", missing)
+    module._has_onednn.cache_clear()
+    rows, weight, bias = parts()
+    try:
+        for _ in range(2):
+            torch.testing.assert_close(linear(rows, weight, bias), F.linear(rows, weight, bias))
+    finally:
+        module._has_onednn.cache_clear()
+    assert len(calls) <= 1  # asked once; never where there is no oneDNN
 
 
 def test_the_gradient_in_float64():

@@ -4,6 +4,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib as mpl
 import numpy as np
@@ -49,11 +50,13 @@ def test_gate_maps_leave_pruned_edges_out():
         np.zeros((2, 1, 12, 12), dtype=np.uint8),
         scaffold.points,
         np.stack([scaffold.sources, scaffold.targets]),
-        gates,
+        {10: gates, 12: gates[::-1]},
         4,
     )
-    drawn = [len(ax.collections[0].get_segments()) for ax in figure.axes[:2]]
-    assert drawn == [5, 3]
+    drawn = [len(ax.collections[0].get_segments()) for ax in figure.axes[:4]]
+    assert drawn == [5, 3, 3, 5]
+    assert [ax.get_ylabel() for ax in figure.axes[:4]] == ["epoch 10", "", "epoch 12", ""]
+    assert len({ax.collections[0].get_clim() for ax in figure.axes[:4]}) == 1
     centre = figure.axes[0].lines[0].get_xydata()[4]
     assert centre.tolist() == [5.5, 5.5]  # the middle of 12 pixels, numbered 0 to 11
 
@@ -61,7 +64,7 @@ def test_gate_maps_leave_pruned_edges_out():
 def test_the_two_directions_of_a_gate_do_not_cover_each_other():
     points, pairs = np.array([[0.5, 0.5], [1.5, 0.5]]), np.array([[0, 1], [1, 0]])
     image = np.zeros((1, 1, 4, 8), dtype=np.uint8)
-    figure = plot.gate_maps(image, points, pairs, np.array([[0.4, 0.7]]), 4)
+    figure = plot.gate_maps(image, points, pairs, {1: np.array([[0.4, 0.7]])}, 4)
     to_right, to_left = figure.axes[0].collections[0].get_segments()
     assert to_right[0][0] < to_right[1][0] and to_left[0][0] > to_left[1][0]
     assert (to_right[:, 1] < 1.5).all() and (to_left[:, 1] > 1.5).all()  # y runs downwards
@@ -123,6 +126,62 @@ def test_out_of_memory_is_marked(scaling):
     assert set(busy.lines[-1].get_ydata()) == {7.0} and busy.get_ylabel().startswith("CPU seconds")
     crosses = [line for line in axes.lines if line.get_marker() == "x"]
     assert len(crosses) == 1 and crosses[0].get_xdata().tolist() == [196]
+
+
+def measured_by(scaling, *, exitcode=None, answer=None):
+    """Return a model whose process has answered, or has ended without a word."""
+
+    def recv():
+        if answer is None:
+            raise EOFError
+        return answer
+
+    measured = object.__new__(scaling.Measured)
+    measured.row, measured.pipe = {"model": "m", "side": 64}, SimpleNamespace(recv=recv)
+    measured.process = SimpleNamespace(join=lambda: None, exitcode=exitcode)
+    return measured
+
+
+def test_only_a_killed_process_counts_as_out_of_memory(scaling):
+    assert measured_by(scaling, exitcode=-9).hear() == {"outcome": "out of memory"}
+    for exitcode in (1, -11):
+        with pytest.raises(RuntimeError, match=f"m at 64 px .*exit code {exitcode}"):
+            measured_by(scaling, exitcode=exitcode).hear()
+    with pytest.raises(RuntimeError, match="a wrong name"):
+        measured_by(scaling, answer={"error": "a wrong name"}).hear()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "outcome"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "outcome"),
+        (RuntimeError("std::bad_alloc"), "outcome"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "error"),
+        (ValueError("not about memory"), "error"),
+    ],
+)
+def test_a_process_says_what_went_wrong(scaling, monkeypatch, error, expected):
+    sent = []
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(scaling, "work", fails)
+    scaling.child(SimpleNamespace(send=sent.append), "m", 64, None)
+    assert [list(answer) for answer in sent] == [[expected]]
+
+
+def test_the_limit_is_what_the_others_have_left_over(scaling, monkeypatch):
+    facts, limits = {"VmData": int(1e9), "MemAvailable": int(4e9)}, []
+    monkeypatch.setattr(scaling, "_fact", lambda _, name: facts[name])
+    monkeypatch.setattr(scaling.Path, "is_file", lambda _: True)
+    monkeypatch.setattr(scaling.resource, "setrlimit", lambda _, pair: limits.append(pair[0]))
+    scaling.limit_memory(None)
+    facts["MemAvailable"] = int(1e9)  # another one works, or has kept what it took
+    scaling.limit_memory(None)
+    scaling.limit_memory(2.0)
+    assert limits == [4.6e9, 1.9e9, 2e9]
 
 
 def run_benchmark(out: Path, *options: str) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Training of AFMP: selection, resume, folders, the ablation study."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,30 @@ import pytest
 import torch
 from tiny import tiny_splits
 
-from attnknn import afmptrain
+from attnknn import afmptrain, plot
 from attnknn.afmp import AFMPConfig
-from attnknn.afmp.model import AFMP
-from attnknn.afmptrain import Recipe, Setting, Training, build_classifier, train_setting
+from attnknn.afmptrain import (
+    AblationRun,
+    Recipe,
+    Setting,
+    Training,
+    build_classifier,
+    run_path,
+    train_setting,
+)
+from attnknn.afmptrain import folder as folder_module
 from attnknn.afmptrain import loop as loop_module
 from attnknn.backbones import build_embedder
 from attnknn.config import EmbedderConfig
+from attnknn.data import Split
 from attnknn.pipeline.notebooks import find_notebooks
 from attnknn.pipeline.state import RunFolder, Task
 from attnknn.studies import afmp as study
-from attnknn.studies import afmp_gates, afmp_knn
+from attnknn.studies import afmp_gates, afmp_knn, afmp_memory, afmp_scaling
 
 MODEL = AFMPConfig(layers=2, width=8, patch=2, keep_share=0.3)
 RECIPE = Recipe(epochs=3, batch_size=20, lr=1e-2)
+ONE_EPOCH = Recipe(epochs=1, batch_size=20)
 DATA = {"dataset": "tiny", "max_train_rows": None}
 
 
@@ -50,6 +61,29 @@ def test_a_run_learns_and_is_kept(tmp_path):
     assert not (run.folder / "checkpoint.pt").exists()
 
 
+@pytest.mark.parametrize("kind", ["afmp", "published", "deit"])
+def test_gates_over_images_are_kept_at_the_recorded_epochs(tmp_path, monkeypatch, kind):
+    """The last one is that of the last epoch's weights, as are the shares by layer."""
+    monkeypatch.setattr(loop_module, "LOOK_EVERY", 2)
+    splits, last = tiny_splits(), []
+    run_epoch = Training._run_epoch
+
+    def noting(self):
+        run_epoch(self)
+        last[:] = [copy.deepcopy(self.model)]
+
+    monkeypatch.setattr(Training, "_run_epoch", noting)
+    run = train(tmp_path, Setting("a", MODEL, kind), splits=splits)
+    if kind != "afmp":
+        assert run.gate_maps == {}
+        return
+    assert list(run.gate_maps) == [2, 3] == list(run.gates["epoch"].unique())
+    pixels = torch.from_numpy(splits.val.inputs[:4]).float() / 255
+    model = last[0].eval()
+    middle = model.network.gates(model.normalised(pixels))[1]
+    np.testing.assert_allclose(run.gate_maps[3], middle.gates.numpy(), rtol=1e-6)
+
+
 def test_a_finished_run_is_read_not_trained_again(tmp_path, monkeypatch):
     first = train(tmp_path)
     monkeypatch.setattr(loop_module.Training, "_step", lambda *_: pytest.fail("trained again"))
@@ -66,6 +100,32 @@ def test_other_settings_get_other_folders(tmp_path):
         train(tmp_path, Setting("a", replace(MODEL, keep_share=0.5))).folder,
     }
     assert len(paths) == 4
+
+
+def test_other_rows_get_another_folder(tmp_path):
+    """Files of one's own can change under the same name."""
+    one, two = (
+        train(tmp_path, recipe=ONE_EPOCH, splits=tiny_splits(seed)).folder for seed in (0, 1)
+    )
+    assert one != two
+
+
+def test_only_code_that_trains_decides_the_folder(tmp_path, monkeypatch):
+    for name in ("afmp/model.py", "afmptrain/loop.py", "studies/afmp.py", "plot/afmp.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("1")
+    monkeypatch.setattr(folder_module.attnknn, "__file__", str(tmp_path / "__init__.py"))
+
+    def path_after(name: str, source: str = "2") -> Path:
+        (tmp_path / name).write_text(source)
+        folder_module.training_code.cache_clear()
+        return run_path(tmp_path, Setting("a", MODEL), tiny_splits(), RECIPE, seed=0)
+
+    first = path_after("studies/afmp.py")
+    same = {path_after("plot/afmp.py"), path_after("afmp/model.py", '"""Words."""\n1  # more')}
+    others = {path_after("afmp/model.py"), path_after("afmptrain/loop.py")}
+    folder_module.training_code.cache_clear()
+    assert same == {first} and len({first, *others}) == 3
 
 
 @pytest.mark.parametrize("kind", ["afmp", "published"])
@@ -166,12 +226,36 @@ def test_the_same_seed_gives_the_same_weights():
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
-def test_the_transformer_has_about_the_same_size():
-    tiny = AFMPConfig()
-    network = afmptrain.build_transformer(tiny, 10, 3, 32)
-    sizes = [sum(p.numel() for p in m.parameters()) for m in (network, AFMP(tiny, 10))]
-    assert 0.8 < sizes[0] / sizes[1] < 1.25
+def images_of(n_rows: int, *, channels: int = 1, side: int = 8) -> Split:
+    return Split(np.zeros((n_rows, channels, side, side), np.uint8), np.zeros(n_rows, int))
+
+
+@pytest.mark.parametrize(
+    ("model", "channels", "side"),
+    [(AFMPConfig(), 3, 32), (AFMPConfig(layers=3, width=64, patch=4), 1, 8)],
+)
+def test_the_transformer_is_as_large_as_what_it_is_compared_with(model, channels, side):
+    settings = study.ablation_settings(model, keep_shares=[1.0, 0.3], sparse_weights=[1e-3])
+    pair = [s for s in settings if s.name in (study.DEIT, study._reference(settings))]
+    splits = replace(tiny_splits(), train=images_of(2, channels=channels, side=side))
+    models = [build_classifier(setting, splits, seed=0) for setting in pair]
+    sizes = [sum(p.numel() for p in each.parameters()) for each in models]
+    assert max(sizes) < 1.1 * min(sizes)
+
+
+def test_the_transformer_reads_the_same_images():
+    network = afmptrain.build_transformer(AFMPConfig(), 10, 3, 32)
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(("kind", "batches"), [("published", [128, 128, 44]), ("afmp", [300])])
+def test_fault_20_the_published_model_is_judged_in_its_own_batches(kind, batches):
+    """One image of a batch exchanges messages: larger batches would make it worse."""
+    model = build_classifier(Setting("a", MODEL, kind), tiny_splits(), seed=0)
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    loop_module.judge(model, images_of(300), "val")
+    assert seen == batches
 
 
 def test_tables_are_refused():
@@ -189,6 +273,23 @@ def test_afmp_is_a_backbone():
     assert embedder.backbone.config.patch == 2 and embedder.embed_dim == 128
 
 
+def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:
+    """Return runs of two seeds with given accuracies on validation and on test rows."""
+    others = (study.TOP_DOWN, study.PUBLISHED, f"{study.PUBLISHED}, {study.TOP_DOWN}", study.DEIT)
+    splits, rng = tiny_splits(), np.random.default_rng(0)
+    runs = {}
+    for name, (val, test) in {**dict.fromkeys(others, (0.5, 0.5)), **accuracies}.items():
+        report = {"metrics": {"val_accuracy": val, "test_accuracy": test}, "parameters": 7}
+        logits = {"test": rng.normal(size=(24, 3))}
+        history = pd.DataFrame({"test_accuracy": [test]})
+        parts = {"history": history, "gates": pd.DataFrame(), "logits": logits, "report": report}
+        parts["gate_maps"] = {}
+        runs[name] = [
+            AblationRun(Setting(name, MODEL), seed, **parts, folder=Path()) for seed in (0, 1)
+        ]
+    return study.Ablation(runs, "keep 0.3", splits)
+
+
 class TestStudy:
     """Settings, and the study on digits."""
 
@@ -201,7 +302,31 @@ class TestStudy:
             *["published", "published, top-down", "DeiT"],
         ]
         on = {setting.name for setting in settings if setting.model.top_down}
-        assert on == {"top-down", "published, top-down", "DeiT"}  # DeiT: the whole model's size
+        assert on == {"top-down", "published, top-down"}
+
+    def test_validation_rows_choose_the_share_that_is_tested(self):
+        """On test rows "keep 0.2" is best, on validation rows "dense": the verdict is on dense."""
+        accuracies = {"keep 0.3": (0.6, 0.6), "dense": (0.9, 0.5), "keep 0.2": (0.5, 0.9)}
+        text = study.verdict(made_up_ablation(accuracies))
+        assert "best on validation rows: dense." in text
+        assert "dense 50.00 %" in text  # but test rows report
+
+    @pytest.mark.parametrize(
+        ("has_cuda", "asked", "expected"),
+        [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")],
+    )
+    def test_the_device_is_passed_on(self, tmp_path, monkeypatch, has_cuda, asked, expected):
+        seen, run = [], made_up_ablation({}).runs[study.DEIT][0]
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+        monkeypatch.setattr(study, "choose_device", lambda name: name)  # no CUDA on this machine
+        monkeypatch.setattr(study, "load_splits", lambda **_: tiny_splits())
+        monkeypatch.setattr(
+            study, "train_setting", lambda *_, device, **__: seen.append(device) or run
+        )
+        settings = [Setting(study.TOP_DOWN, MODEL)]
+        options = {"dataset": "tiny", "recipe": RECIPE, "seeds": [0, 1], "device": asked}
+        study.run_ablation(tmp_path, settings, **options)
+        assert seen == [expected] * 2
 
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
@@ -225,7 +350,9 @@ class TestStudy:
         assert all(word in text for word in ("Keep share", "Top-down", "As published", "DeiT"))
         head = afmp_knn.knn_head(ablation, "top-down", k=20)
         assert "attention" in set(head.table["method"]) and afmp_knn.knn_sentence(head)
-        assert afmp_gates.gate_pictures(ablation, "keep 0.3")["gates"].shape[0] == 4
+        pictures = afmp_gates.gate_pictures(ablation, "keep 0.3")
+        assert {len(pictures["images"]), len(pictures["gates"][1])} == {4}
+        assert plot.gate_maps(**pictures).axes
         assert afmp_gates.gate_values(ablation, "keep 0.3", n_images=3)["gate"].between(0, 1).all()
 
     def test_trained_runs_outlive_the_notebook_s_own_results(self, tmp_path):
@@ -238,3 +365,60 @@ class TestStudy:
             (tmp_path / name / "dense").mkdir(parents=True)
         RunFolder(tmp_path).clear(Task(book, {}, (0,), book.name))
         assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["afmp_runs"]
+
+
+class TestMemory:
+    """Peak memory of a step, measured in a process of its own."""
+
+    @pytest.mark.slow
+    def test_a_larger_batch_needs_more(self):
+        setting = Setting("a", AFMPConfig(layers=2, width=64, patch=2))
+        small, large = (afmp_memory.measure_step(setting, tiny_splits(), n) for n in (40, 400))
+        assert 0 < small < large / 4  # 1 x and 10 x, but for what libraries take
+
+    def test_it_is_measured_once_at_the_training_batch(self, tmp_path, monkeypatch):
+        asked = []
+
+        def measured(setting, splits, batch_size):
+            asked.append((setting.name, batch_size))
+            return 7.5
+
+        monkeypatch.setattr(afmp_memory, "measure_step", measured)
+        runs = [train(tmp_path, recipe=ONE_EPOCH, seed=seed) for seed in (0, 1)]
+        ablation = study.Ablation({"a": runs}, "a", tiny_splits())
+        for _ in range(2):
+            assert afmp_memory.step_memory(ablation, progress=False) == {"a": 7.5}
+        assert asked == [("a", ONE_EPOCH.batch_size)]
+
+    def test_the_table_shows_it(self, monkeypatch):
+        ablation = made_up_ablation({"keep 0.3": (0.5, 0.5)})
+        monkeypatch.setattr(study, "_epoch_seconds", lambda _: 1.0)
+        table = study.ablation_table(ablation, {name: 12.4 for name in ablation.runs})
+        assert set(table.text["MB of a step"]) == {"12"}
+
+
+class TestScaling:
+    """What the benchmark saved, in the notebook."""
+
+    def test_without_a_measurement_the_command_is_named(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        assert afmp_scaling.read_scaling() is None
+        assert "python benchmarks/afmp_scaling.py --out" in afmp_scaling.scaling_words(None)
+
+    def test_a_measurement_becomes_words(self, tmp_path, monkeypatch):
+        folder = tmp_path / "afmp" / "scaling"
+        folder.mkdir(parents=True)
+        rows = [("DeiT-Tiny", 64, 1.0), ("DeiT-Tiny", 96, 4.0), ("AFMP", 64, 1.0), ("AFMP", 96, 3)]
+        table = pd.DataFrame(rows, columns=["model", "side", "cpu_seconds"]).assign(outcome="ok")
+        failed = {"model": "DeiT-Tiny", "side": 128, "outcome": "out of memory"}
+        table = pd.concat([table, pd.DataFrame([failed])])
+        table.to_csv(folder / "scaling.csv", index=False)
+        saved = {"options": {"clock": "cpu_seconds"}, "exponents": {"AFMP": 1.04}, "command": "go"}
+        (folder / "scaling.json").write_text(json.dumps(saved))
+        monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
+        found = afmp_scaling.read_scaling()
+        assert found.clock == "cpu_seconds" and len(found.table) == 5
+        words = afmp_scaling.scaling_words(found)
+        assert "AFMP 1.04" in words and "`go`" in words
+        assert "at 96 px: AFMP 0.75." in words and "DeiT-Tiny at 128 px: out of memory." in words

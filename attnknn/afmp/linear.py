@@ -1,8 +1,13 @@
 """Linear maps of float32 rows on a CPU by oneDNN: the products of ``F.linear``, often faster.
 
 torch multiplies matrices with MKL, which keeps to narrow vectors on CPUs of other makers. oneDNN,
-which torch brings along for convolutions, uses all of them. Axes: N rows, D width in, F width out.
+which torch brings along for convolutions, uses all of them. Its product is a private operation of
+torch: where a version of torch lacks it, ``F.linear`` does the work.
+
+Axes: N rows, D width in, F width out.
 """
+
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -44,9 +49,20 @@ def _has_kernel(rows: Tensor, weight: Tensor) -> bool:
         rows.device.type == "cpu"
         and rows.dtype == weight.dtype == torch.float32
         and rows.numel() > 0
-        and torch.backends.mkldnn.is_available()
+        and _has_onednn()
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+@cache
+def _has_onednn() -> bool:
+    """Return whether this torch has the product; tried once, as it is no public part of it."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    try:
+        return torch.equal(_product(torch.ones(1, 1), torch.ones(1, 1)), torch.ones(1, 1))
+    except (AttributeError, RuntimeError, TypeError):  # no such operation, or other arguments
+        return False
 
 
 def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:

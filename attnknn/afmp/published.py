@@ -71,10 +71,11 @@ class PublishedAFMP(AFMP):
     def _pass(self, images: Images) -> tuple[list[Tensor], list[Tensor]]:
         scaffold = self.trunk.scaffold(images)
         pairs, lengths = one_way_edges(scaffold)
+        pairs, lengths = pairs.to(images.device), lengths.to(images)
         n_kept = int(self.config.keep_share * scaffold.n_points * self.batch_size)
         states, gates = [self.trunk._embed(images, scaffold)], []
         for layer in self.trunk.layers:
-            new, opened = _published_layer(layer, states[-1], pairs, lengths.to(images), n_kept)
+            new, opened = _published_layer(layer, states[-1], pairs, lengths, n_kept)
             states.append(new)
             gates.append(opened)
         if self.trunk.top_down is not None:

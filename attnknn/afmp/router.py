@@ -109,11 +109,14 @@ class PredictiveRouter(nn.Module):
     ) -> Float[Tensor, " E"]:
         """Return how far each sender is from what its receiver's state from above predicts."""
         sent = states.square().sum(dim=1)  # (N,)
+        # Not by plain indexing: its gradient adds up in whatever order the threads come.
         if above is None:
-            return sent.clamp_min(SMALLEST_SQUARE).sqrt()[edges.sources]
+            lengths = sent.clamp_min(SMALLEST_SQUARE).sqrt()
+            return edges.from_sources(lengths[:, None]).squeeze(1)
         predicted = self.prediction(above)
         own = predicted.square().sum(dim=1)
-        square = sent[edges.sources] + own[edges.targets] - 2 * edges.dot(predicted, states)
+        sent = edges.from_sources(sent[:, None]) + edges.from_targets(own[:, None])  # (E, 1)
+        square = sent.squeeze(1) - 2 * edges.dot(predicted, states)
         return square.clamp_min(SMALLEST_SQUARE).sqrt()
 
     def gates(self, routed: Routed) -> Float[Tensor, "B n_kept D"]:

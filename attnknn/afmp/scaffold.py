@@ -123,9 +123,9 @@ def _window_pairs(n_points: int, window: int) -> Int[np.ndarray, "n_pairs 2"]:
     """Return all pairs at most ``window`` places apart."""
     if n_points < 2:
         raise ValueError(f"points must number at least 2 for a window scaffold, got {n_points}")
-    first, second = np.triu_indices(n_points, k=1)
-    near = second - first <= window
-    return np.stack([first[near], second[near]], axis=1)
+    places = np.arange(n_points)
+    steps = range(1, min(window, n_points - 1) + 1)  # one at a time: not all pairs of points
+    return np.concatenate([np.stack([places[:-step], places[step:]], axis=1) for step in steps])
 
 
 def _blocks(points: Float[np.ndarray, "P n_axes"]) -> Int[np.ndarray, " P"]:

@@ -3,8 +3,10 @@
 A run is finished when its ``report.json`` is there: it is written last. Axes: C classes.
 """
 
+import ast
 import json
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from jaxtyping import Float
 from safetensors.torch import load_file, save
 
+import attnknn
 from attnknn.afmptrain.loop import Training
 from attnknn.afmptrain.networks import Classifier, build_classifier
 from attnknn.afmptrain.predict import judge, predict_logits
@@ -22,6 +25,8 @@ from attnknn.afmptrain.settings import Recipe, Setting
 from attnknn.data import Splits
 from attnknn.files import locked_folder, write_atomic, write_text
 from attnknn.provenance import REPORT_NAME, provenance, read_report, save_report
+
+TRAINED_BY = ("afmp", "afmptrain")  # the packages whose code decides what a training ends with
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class AblationRun:
         seed: Its seed.
         history: One row an epoch.
         gates: Gates by epoch and layer; empty for a transformer.
+        gate_maps: Epoch to the middle layer's gates of the first validation images, edge by edge;
+            of the corrected model only.
         logits: Logits of the "val" and the "test" rows.
         report: Metrics, seconds, provenance.
         folder: Where it is.
@@ -42,6 +49,7 @@ class AblationRun:
     seed: int
     history: pd.DataFrame
     gates: pd.DataFrame
+    gate_maps: dict[int, Float[np.ndarray, "n_images E"]]
     logits: dict[str, Float[np.ndarray, "_ C"]]
     report: dict[str, Any]
     folder: Path
@@ -53,13 +61,34 @@ class AblationRun:
         return model.eval()
 
 
-def run_path(
-    folder: Path, setting: Setting, recipe: Recipe, *, seed: int, data: dict[str, Any]
-) -> Path:
-    """Return the folder of one run; another setting, recipe or data means another folder."""
-    content = json.dumps([asdict(setting), asdict(recipe), data], sort_keys=True)
+def run_path(folder: Path, setting: Setting, splits: Splits, recipe: Recipe, *, seed: int) -> Path:
+    """Return the folder of one run; another setting, recipe, row or code means another folder."""
+    identity = [asdict(setting), asdict(recipe), splits.fingerprint, training_code()]
+    content = json.dumps(identity, sort_keys=True)
     slug = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in setting.name)
     return Path(folder) / f"{slug}-{sha256(content.encode()).hexdigest()[:8]}" / f"seed{seed}"
+
+
+@cache
+def training_code() -> str:
+    """Return the digest of the code that trains; studies and figures are no part of it.
+
+    Statements count, comments and docstrings do not. Another Python may write the same statements
+    in another way: then a run is trained again.
+    """
+    root = Path(attnknn.__file__).parent
+    files = sorted(path for name in TRAINED_BY for path in (root / name).rglob("*.py"))
+    content = [[str(path.relative_to(root)), _statements(path.read_text())] for path in files]
+    return sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _statements(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
 
 
 def train_setting(
@@ -81,11 +110,11 @@ def train_setting(
         splits: The rows.
         recipe: How.
         seed: Decides weights, order and augmentation.
-        data: What was asked of ``load_splits``: part of the run's identity.
+        data: What was asked of ``load_splits``, for the report.
         device: Where.
         progress: Show a bar over the epochs.
     """
-    path = run_path(folder, setting, recipe, seed=seed, data=data)
+    path = run_path(folder, setting, splits, recipe, seed=seed)
     if not (path / REPORT_NAME).exists():
         with locked_folder(path):
             _train(path, setting, splits, recipe, seed, data, device, progress)
@@ -112,6 +141,8 @@ def _train(
         name: torch.from_numpy(predict_logits(model, each.inputs)) for name, each in logits.items()
     }
     write_atomic(path / "logits.safetensors", lambda handle: handle.write(save(tensors)))
+    maps = save(training.gate_maps)
+    write_atomic(path / "gate_maps.safetensors", lambda handle: handle.write(maps))
     weights = {name: value.contiguous() for name, value in model.state_dict().items()}
     write_atomic(path / "model.safetensors", lambda handle: handle.write(save(weights)))
     write_text(path / "history.csv", history.to_csv(index=False))
@@ -128,6 +159,8 @@ def _train(
         threads=torch.get_num_threads(),
         rows={part: len(getattr(splits, part)) for part in ("train", "val", "test")},
         data_source=splits.source,
+        data_fingerprint=splits.fingerprint,
+        training_code=training_code(),
     )
     checkpoint.unlink(missing_ok=True)
 
@@ -136,6 +169,8 @@ def load_ablation_run(path: Path, setting: Setting) -> AblationRun:
     """Return a finished run."""
     report = read_report(path)
     tensors = load_file(path / "logits.safetensors")
+    maps = load_file(path / "gate_maps.safetensors")
+    sorted_maps = sorted(maps.items(), key=lambda item: int(item[0]))
     try:
         gates = pd.read_csv(path / "gates.csv")
     except pd.errors.EmptyDataError:
@@ -145,6 +180,7 @@ def load_ablation_run(path: Path, setting: Setting) -> AblationRun:
         seed=report["seed"],
         history=pd.read_csv(path / "history.csv"),
         gates=gates,
+        gate_maps={int(epoch): table.numpy() for epoch, table in sorted_maps},
         logits={part: tensors[f"{part}_logits"].numpy() for part in ("val", "test")},
         report=report,
         folder=path,

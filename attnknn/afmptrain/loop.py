@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnknn.afmptrain.networks import build_classifier
-from attnknn.afmptrain.predict import gate_facts, judge
+from attnknn.afmptrain.predict import gate_facts, judge, middle_gates
 from attnknn.afmptrain.settings import Recipe, Setting
 from attnknn.augment import augment_batch
 from attnknn.checkpoint import load_checkpoint, save_checkpoint
@@ -57,6 +57,7 @@ class Training:
         self.generator = torch.Generator().manual_seed(seed)
         self.augment = [name for name in recipe.augment if name in splits.augmentation]
         self.epoch, self.history, self.gates = 0, [], []
+        self.gate_maps: dict[str, Tensor] = {}  # epoch to the gates of a few images
         self.best: dict[str, Any] = {"val_accuracy": -1.0, "model": None}
 
     def run(self, checkpoint: Path, *, progress: bool = True) -> None:
@@ -127,12 +128,15 @@ class Training:
             {"epoch": self.epoch, "layer": place + 1, **facts}
             for place, facts in enumerate(gate_facts(self.model, self.splits.val))
         ]
+        if self.setting.kind == "afmp":
+            self.gate_maps[str(self.epoch)] = middle_gates(self.model, self.splits.val)
 
     def _state(self) -> dict[str, Any]:
         return {
             "epoch": self.epoch,
             "history": self.history,
             "gates": self.gates,
+            "gate_maps": self.gate_maps,
             "best": self.best,
             "model": self.model.state_dict(),
             "optimiser": self.optimiser.state_dict(),
@@ -143,6 +147,7 @@ class Training:
     def _restore(self, state: dict[str, Any]) -> None:
         self.epoch, self.history = state["epoch"], state["history"]
         self.gates, self.best = state["gates"], state["best"]
+        self.gate_maps = state["gate_maps"]
         for name in ("model", "optimiser", "plateau"):
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"])

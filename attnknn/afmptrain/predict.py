@@ -17,15 +17,32 @@ from attnknn.data import Split
 from attnknn.embed import to_batch
 
 LOOKED_AT = 256  # validation images whose gates are looked at
-EVALUATION_BATCH = 500
+DRAWN = 4  # validation images whose gates are kept, edge by edge
+EVALUATION_BATCH = 500  # of models whose results do not depend on it
 
 
 @torch.no_grad()
 def predict_logits(
-    model: nn.Module, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int = EVALUATION_BATCH
+    model: nn.Module, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int | None = None
 ) -> Float[np.ndarray, "N C"]:
-    """Return the logits of images, in evaluation mode."""
-    return _forward(model, model, inputs, batch_size)
+    """Return the logits of images, in evaluation mode.
+
+    Args:
+        model: A classifier.
+        inputs: The images.
+        batch_size: Images at once; None takes the model's own.
+    """
+    return _forward(model, model, inputs, batch_size or evaluation_batch(model))
+
+
+def evaluation_batch(model: nn.Module) -> int:
+    """Return how many images a model is evaluated on at once.
+
+    NOTE: in the published model only the first image of a batch exchanges messages, so its
+    accuracy depends on the batch: it keeps the source notebook's.
+    """
+    network = getattr(model, "network", model)
+    return network.batch_size if isinstance(network, PublishedAFMP) else EVALUATION_BATCH
 
 
 @torch.no_grad()
@@ -77,3 +94,11 @@ def gate_facts(model: Classifier, split: Split) -> list[dict[str, float]]:
         {"kept": float(kept), "closed": float(closed), "mean": float(mean)}
         for kept, closed, mean in facts
     ]
+
+
+def middle_gates(model: Classifier, split: Split) -> Float[Tensor, "n_images E"]:
+    """Return the middle layer's mean gate of every edge of a split's first images, 0 if pruned."""
+    device = next(model.parameters()).device
+    model.eval()
+    layers = model.network.gates(model.normalised(to_batch(split.inputs[:DRAWN], device)))
+    return layers[len(layers) // 2].gates.cpu()

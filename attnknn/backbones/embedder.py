@@ -118,6 +118,11 @@ def _fast(config: EmbedderConfig, splits: Splits) -> Built:
 
 
 def _afmp(config: EmbedderConfig, splits: Splits) -> Built:
+    """AFMP-Tiny without its readout: three tenths of the edges kept, top-down pass on.
+
+    Neither can be set here, and nothing asks for small gates: losses of embedders know no sparsity
+    penalty. ``attnknn.afmptrain`` trains AFMP with all its settings.
+    """
     channels, side = _image_shape("afmp", splits)
     # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
     patch = min(AFMP_TINY.patch, max(1, side // 4))

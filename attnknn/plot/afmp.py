@@ -76,10 +76,12 @@ def gate_maps(
     images: UInt8[np.ndarray, "n_images channels height width"],
     points: Float[np.ndarray, "P 2"],
     pairs: Int[np.ndarray, "2 E"],
-    gates: Float[np.ndarray, "n_images E"],
+    gates: dict[int, Float[np.ndarray, "n_images E"]],
     patch: int,
 ) -> Figure:
-    """Draw the gates of each image as a graph over it: the wider a line, the more open its edge.
+    """Draw the gates of images as graphs over them: the wider a line, the more open its edge.
+
+    A row an epoch, a column an image.
 
     The two directions of a pair lie side by side: messages keep to the left. The colours span the
     gates at hand: a mean over channels stays near one half.
@@ -88,28 +90,42 @@ def gate_maps(
         images: Pixels.
         points: (x, y) centres of the patches, in units of one patch.
         pairs: Sender and receiver of each edge.
-        gates: Mean gate of every edge; 0 where it is pruned, and then it is not drawn.
+        gates: Epoch to the mean gate of every edge; 0 where it is pruned, then it is not drawn.
         patch: Side of a patch, in pixels.
     """
-    n_images, height = len(images), 0.93 * FULL_WIDTH / len(images)
-    figure, axes = plt.subplots(1, n_images, figsize=(FULL_WIDTH, height), squeeze=False)
+    n_rows, n_columns = len(gates), len(images)
+    cell = FULL_WIDTH / max(n_rows, n_columns)
+    size = (cell * n_columns, 0.93 * cell * n_rows)
+    figure, axes = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False)
     places = patch * points - 0.5
     ends = _to_the_left(places[pairs.T], 0.07 * patch)  # (E, 2, 2)
-    low, high = np.quantile(gates[gates > 0], [0.02, 0.98])
-    widths = 0.6 + 2.2 * ((gates - low) / max(high - low, 1e-9)).clip(0, 1)
-    for ax, image, values, wide in zip(axes[0], images, gates, widths, strict=True):
-        grey = image.mean(axis=0)
-        ax.imshow(grey, cmap="gray", vmin=-80, vmax=255 + 80)
-        kept = values > 0
-        lines = LineCollection(ends[kept], cmap="plasma", linewidths=wide[kept])
-        lines.set_array(values[kept])
-        lines.set_clim(low, high)
-        ax.add_collection(lines)
-        ax.plot(*places.T, ".", color="white", markersize=2.2, markeredgecolor="none")
-        ax.set(xticks=[], yticks=[])
-    bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18)
+    everything = np.stack(list(gates.values()))  # one scale for all
+    span = np.quantile(everything[everything > 0], [0.02, 0.98])
+    for row, (epoch, tables) in zip(axes, gates.items(), strict=True):
+        row[0].set_ylabel(f"epoch {epoch}")
+        for ax, image, values in zip(row, images, tables, strict=True):
+            ax.imshow(image.mean(axis=0), cmap="gray", vmin=-80, vmax=255 + 80)
+            lines = _gate_lines(ends[values > 0], values[values > 0], span, 4 / max(4, n_rows))
+            ax.add_collection(lines)
+            ax.plot(*places.T, ".", color="white", markersize=2.2, markeredgecolor="none")
+            ax.set(xticks=[], yticks=[])
+    bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18 * n_rows)
     bar.set_label("mean gate")
     return figure
+
+
+def _gate_lines(
+    ends: Float[np.ndarray, "n_kept 2 2"],
+    values: Float[np.ndarray, " n_kept"],
+    span: Float[np.ndarray, "2"],
+    scale: float,
+) -> LineCollection:
+    low, high = span
+    widths = scale * (0.6 + 2.2 * ((values - low) / max(high - low, 1e-9)).clip(0, 1))
+    lines = LineCollection(ends, cmap="plasma", linewidths=widths)
+    lines.set_array(values)
+    lines.set_clim(low, high)
+    return lines
 
 
 def _to_the_left(ends: Float[np.ndarray, "E 2 2"], distance: float) -> Float[np.ndarray, "E 2 2"]:

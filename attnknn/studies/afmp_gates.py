@@ -1,4 +1,4 @@
-"""Gates of a trained AFMP setting on test images, as tables and pictures."""
+"""Gates of a trained AFMP setting, as tables and pictures."""
 
 from typing import Any
 
@@ -12,6 +12,8 @@ from attnknn.studies.afmp import Ablation
 
 def gate_values(ablation: Ablation, name: str, *, n_images: int = 64) -> pd.DataFrame:
     """Return every channel's gate of the kept edges of some test images, one row a gate.
+
+    The weights are those of the chosen epoch, which make the predictions.
 
     Args:
         ablation: The runs.
@@ -29,12 +31,14 @@ def gate_values(ablation: Ablation, name: str, *, n_images: int = 64) -> pd.Data
     )
 
 
-def gate_pictures(ablation: Ablation, name: str, *, n_images: int = 4) -> dict[str, Any]:
-    """Return what ``plot.gate_maps`` draws: test images with the middle layer's gates."""
-    layers = _look(ablation, name, n_images)
-    middle = layers[len(layers) // 2]
-    model = ablation.runs[name][0].setting.model
-    images = ablation.splits.test.inputs[:n_images]
+def gate_pictures(ablation: Ablation, name: str) -> dict[str, Any]:
+    """Return what ``plot.gate_maps`` draws: validation images with the middle layer's gates.
+
+    The gates are those of the first seed's weights at every recorded epoch, as in ``gates()``.
+    """
+    run = ablation.runs[name][0]
+    model, maps = run.setting.model, run.gate_maps
+    images = ablation.splits.val.inputs[: len(next(iter(maps.values())))]
     scaffold = grid_scaffold(
         *images.shape[2:], model.patch, kind=model.scaffold, window=model.window
     )
@@ -42,7 +46,7 @@ def gate_pictures(ablation: Ablation, name: str, *, n_images: int = 4) -> dict[s
         "images": images,
         "points": scaffold.points,
         "pairs": np.stack([scaffold.sources, scaffold.targets]),
-        "gates": middle.gates.numpy(),
+        "gates": maps,
         "patch": model.patch,
     }
 
