@@ -1,6 +1,7 @@
 """Peers: the classifier against what people use instead of it, on the same rows."""
 
 from attnknn.peers import quickstart
+from attnknn.peers.code import digest_of
 from attnknn.peers.methods import (
     ATTENTION,
     CLEANLAB,
@@ -9,8 +10,16 @@ from attnknn.peers.methods import (
     measure_cleanlab,
     measure_method,
 )
-from attnknn.peers.problems import CIFAR_EMBEDDINGS, PROBLEMS, Problem, load_problem
-from attnknn.peers.ranks import critical_difference, rank_table
+from attnknn.peers.problems import (
+    CIFAR_EMBEDDINGS,
+    PROBLEMS,
+    Parts,
+    Problem,
+    load_parts,
+    load_problem,
+    make_problem,
+)
+from attnknn.peers.ranks import Standing, critical_difference, rank_table, standing
 
 __all__ = [
     "ATTENTION",
@@ -19,11 +28,17 @@ __all__ = [
     "KNN_FAMILY",
     "METHODS",
     "PROBLEMS",
+    "Parts",
     "Problem",
+    "Standing",
     "critical_difference",
+    "digest_of",
+    "load_parts",
     "load_problem",
+    "make_problem",
     "measure_cleanlab",
     "measure_method",
     "quickstart",
     "rank_table",
+    "standing",
 ]

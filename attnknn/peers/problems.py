@@ -23,7 +23,8 @@ from attnknn.tables import fit_table_encoder
 from attnknn.trained import load_run
 
 PCA_WIDTH = 64
-FEWER = 77  # keeps the drawing of training rows apart from the drawing of test rows
+FEWER = 77  # keeps the drawing of fewer rows apart from the drawing of test rows
+FEWER_TESTS = 78
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,8 @@ class Problem:
         test_features: The same as numbers.
         test_labels: Their true labels.
         class_names: Name of each class.
+        all_rows: Training rows that there are; more than were drawn, where fewer were asked for.
+        all_test_rows: The same of the test rows.
         pictures: Training rows as images (N, height, width), where they are images.
         test_pictures: The same of the test rows.
     """
@@ -51,6 +54,8 @@ class Problem:
     test_features: Float[np.ndarray, "T F"]
     test_labels: Int[np.ndarray, " T"]
     class_names: tuple[str, ...]
+    all_rows: int
+    all_test_rows: int
     pictures: np.ndarray | None = None
     test_pictures: np.ndarray | None = None
 
@@ -78,7 +83,6 @@ def load_problem(
     noise: float = 0.0,
     cifar_run: Path | None = None,
     label_column: str = "label",
-    max_rows: int | None = None,
 ) -> Problem:
     """Return a data set with a share of wrong training labels.
 
@@ -89,18 +93,46 @@ def load_problem(
         cifar_run: A trained run; its held-out and test rows are the CIFAR-10 embeddings. (Rows its
             embedder was trained on are tidier than rows to come.)
         label_column: Own tables: the column that holds the label.
-        max_rows: Training rows at most; the seed draws which, class by class.
     """
+    parts = load_parts(name, seed=seed, cifar_run=cifar_run, label_column=label_column)
+    return make_problem(parts, seed=seed, noise=noise)
+
+
+def load_parts(
+    name: str, *, seed: int, cifar_run: Path | None = None, label_column: str = "label"
+) -> Parts:
+    """Return the training and test rows of a data set; arguments as of ``load_problem``."""
     if name in PROBLEMS:
-        parts = PROBLEMS[name](seed, cifar_run)
-    elif Path(name).exists():
-        parts = _split(read_own(Path(name), label_column=label_column, image_size=None), seed)
-    else:
-        raise ValueError(
-            f"name must be one of {', '.join(PROBLEMS)}, or an existing path, "
-            f"got {name=}{nearest_name(name, PROBLEMS)}"
-        )
-    parts = parts if max_rows is None else _fewer(parts, max_rows, seed)
+        return PROBLEMS[name](seed, cifar_run)
+    if Path(name).exists():
+        return _split(read_own(Path(name), label_column=label_column, image_size=None), seed)
+    raise ValueError(
+        f"name must be one of {', '.join(PROBLEMS)}, or an existing path, "
+        f"got {name=}{nearest_name(name, PROBLEMS)}"
+    )
+
+
+def make_problem(
+    parts: Parts,
+    *,
+    seed: int,
+    noise: float = 0.0,
+    max_rows: int | None = None,
+    max_test_rows: int | None = None,
+) -> Problem:
+    """Return rows as methods need them, a share of the training labels flipped.
+
+    Args:
+        parts: Training and test rows.
+        seed: Draws the wrong labels, and fewer rows.
+        noise: Share of training labels that is flipped to any other class.
+        max_rows: Training rows at most; the seed draws which, class by class.
+        max_test_rows: The same of the test rows.
+    """
+    all_rows, all_test_rows = len(parts.labels), len(parts.test_labels)
+    train, labels = _fewer(parts.train, parts.labels, max_rows, (seed, FEWER))
+    test, test_labels = _fewer(parts.test, parts.test_labels, max_test_rows, (seed, FEWER_TESTS))
+    parts = replace(parts, train=train, labels=labels, test=test, test_labels=test_labels)
     n_classes = len(parts.class_names)
     noisy = flip_labels(parts.labels, noise, n_classes=n_classes, seed=seed)
     train, test, pictures = _flattened(parts.train), _flattened(parts.test), [None, None]
@@ -116,22 +148,22 @@ def load_problem(
         test_features=test_features,
         test_labels=parts.test_labels,
         class_names=parts.class_names,
+        all_rows=all_rows,
+        all_test_rows=all_test_rows,
         pictures=pictures[0],
         test_pictures=pictures[1],
     )
 
 
-def _fewer(parts: Parts, max_rows: int, seed: int) -> Parts:
-    """Return the data set with at most so many training rows; the test rows are all kept."""
-    if len(parts.labels) <= max_rows:
-        return parts
-    drawn = draw_rows(parts.labels, max_rows, seed=(seed, FEWER))
-    train = parts.train
-    if isinstance(train, pd.DataFrame):
-        train = train.iloc[drawn].reset_index(drop=True)
-    else:
-        train = train[drawn]
-    return replace(parts, train=train, labels=parts.labels[drawn])
+def _fewer(
+    rows: Any, labels: Int[np.ndarray, " N"], at_most: int | None, seed: tuple[int, int]
+) -> tuple[Any, Int[np.ndarray, " M"]]:
+    """Return rows and labels, at most so many of them."""
+    if at_most is None or len(labels) <= at_most:
+        return rows, labels
+    drawn = draw_rows(labels, at_most, seed=seed)
+    is_table = isinstance(rows, pd.DataFrame)
+    return rows.iloc[drawn].reset_index(drop=True) if is_table else rows[drawn], labels[drawn]
 
 
 def _flattened(rows: Any) -> Any:

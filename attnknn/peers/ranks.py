@@ -1,5 +1,8 @@
 """Ranks: measures of several methods on several data sets to mean ranks and what they are worth."""
 
+from collections.abc import Collection
+from dataclasses import dataclass
+
 import numpy as np
 import pandas as pd
 from scipy import stats
@@ -32,3 +35,71 @@ def critical_difference(n_methods: int, n_datasets: int, *, level: float = 0.95)
     """Return by how much two mean ranks must differ to be told apart (Nemenyi)."""
     quantile = stats.studentized_range.ppf(level, n_methods, np.inf) / np.sqrt(2)
     return float(quantile * np.sqrt(n_methods * (n_methods + 1) / (6 * n_datasets)))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a method stands among others by its mean rank in one measure.
+
+    Attributes:
+        method: The method.
+        rank: Its mean rank.
+        rival: The best of the others.
+        rival_rank: Its mean rank.
+        difference: By how much two of them must differ to be told apart.
+        n_methods: How many are ranked.
+        n_datasets: On how many data sets.
+    """
+
+    method: str
+    rank: float
+    rival: str
+    rival_rank: float
+    difference: float
+    n_methods: int
+    n_datasets: int
+
+    @property
+    def is_first(self) -> bool:
+        """Whether nobody else has so low a mean rank."""
+        return self.rank < self.rival_rank
+
+    def sentence(self) -> str:
+        """Return the standing in words: who is first, and whether the data can tell."""
+        places = [(self.method, self.rank), (self.rival, self.rival_rank)]
+        (first, low), (second, high) = sorted(places, key=lambda place: place[1])
+        gap = high - low
+        told = f"{gap:.2f} apart, {'at least' if gap >= self.difference else 'less than'} the "
+        told += f"critical difference of {self.difference:.2f}"
+        if not gap:
+            return f"{self.method} ({low:.2f}) shares the first place with {self.rival}"
+        verb = "is first" if first == self.method else "is ahead"
+        return f"{first} ({low:.2f}) {verb}, before {second} ({high:.2f}): {told}"
+
+
+def standing(
+    tidy: pd.DataFrame, metric: str, *, method: str, among: Collection[str]
+) -> Standing | None:
+    """Return where a method stands, ranked among ``among`` alone; None without anybody else.
+
+    Args:
+        tidy: As of ``rank_table``.
+        metric: The measure.
+        method: Whose standing is asked for.
+        among: Methods that are ranked; those without measures are left out.
+    """
+    here = tidy[(tidy["metric"] == metric) & tidy["method"].isin(among)]
+    present = set(here["method"])
+    if method not in present or len(present) < 2:
+        return None
+    ranks = rank_table(here).set_index("method")["mean"]
+    others, n_datasets = ranks.drop(method), int(here["dataset"].nunique())
+    return Standing(
+        method=method,
+        rank=float(ranks[method]),
+        rival=str(others.idxmin()),
+        rival_rank=float(others.min()),
+        difference=critical_difference(len(ranks), n_datasets),
+        n_methods=len(ranks),
+        n_datasets=n_datasets,
+    )
