@@ -9,10 +9,12 @@ import pytest
 from tiny import SMALL, config, tiny_splits
 
 import attnknn.trained as trained_module
+from attnknn import report
 from attnknn.baselines import BASELINES, FittedMethod, candidates
 from attnknn.calibrate import Calibration
 from attnknn.classify import Distance, Uniform, predict
 from attnknn.config import AttentionConfig
+from attnknn.files import write_json
 from attnknn.measure import accuracy, negative_log_likelihood
 from attnknn.parts import SITUATION_COLUMNS, Evidence
 from attnknn.plot import method_style, use_style
@@ -220,6 +222,19 @@ def test_k_sweep_covers_every_k_from_one_search(runs, monkeypatch):
     best = sweep.held_out.query("method == 'uniform (tuned)'").set_index("k")["nll"].idxmin()
     assert k_sweep.best_k(sweep)["uniform (tuned)"] == best
     assert "chosen on held-out queries" in k_sweep.verdict(sweep)
+    assert "NLL: " in k_sweep.verdict(sweep) and "accuracy: " in k_sweep.verdict(sweep)
+    keys = sweep.over_rows.set_index(["method", "k", "metric"]).index
+    assert keys.is_unique and set(keys.get_level_values("k")) == {1, 5, 11}
+    table = report.sweep_table(
+        sweep.table, over="k", metrics=["nll", "ece"], over_rows=sweep.over_rows
+    ).text
+    assert table.drop(columns="n").map(lambda cell: "±" in cell).all(axis=None)
+
+
+def test_a_single_k_has_a_verdict(runs):
+    sweep = k_sweep.k_sweep(runs, ks=(5,), progress=False)
+    assert "no other k was tried" in k_sweep.verdict(sweep)
+    assert sweep.over_rows is None  # two seeds have intervals over seeds
 
 
 def test_k_eval_is_what_the_attention_weighs(runs):
@@ -358,21 +373,30 @@ def test_a_part_helps_where_taking_it_away_harms():
 # ---- data sets, published figures
 
 
+def finished_folder(folder, table, *, status="complete"):
+    """Write what a run with main results leaves behind."""
+    (folder / "02_main_results").mkdir(parents=True)
+    table.to_csv(folder / "02_main_results" / "measures.csv", index=False)
+    entry = {"status": status, "finished": "2026-03-04T05:06:07+00:00", "commit": "0123456789ab"}
+    write_json(folder / "report.json", {"notebooks": {"02_main_results": entry}})
+
+
 def test_data_sets_side_by_side(results, tmp_path):
-    for name in ("one", "two"):
-        folder = tmp_path / name / "02_main_results"
-        folder.mkdir(parents=True)
-        results.table.to_csv(folder / "measures.csv", index=False)
-    (tmp_path / "unfinished").mkdir()
-    found = datasets.finished_runs(tmp_path / "two")
-    assert [path.name for path in found] == ["two", "one"]
-    measures = datasets.read_measures(found)
+    for name in ("quick", "two", "one"):
+        finished_folder(tmp_path / name, results.table)
+    finished_folder(tmp_path / "broken", results.table, status="failed")
+    own = tmp_path / "two"
+    found = datasets.finished_runs(own, ["one", "two", "broken", "absent"])
+    assert [path.name for path in found] == ["one", "two"]  # as named; nothing else that lies there
+    assert [path.name for path in datasets.finished_runs(own, ["one"])] == ["two", "one"]
+    assert datasets.finished_runs(own, []) == [own]
+    measures = datasets.read_measures(found, own)
+    made = measures.groupby("run")["made"].first()
+    assert made.to_dict() == {"one": "2026-03-04 0123456", "two": "this run"}
     table = datasets.datasets_table(measures)
     assert set(table["run"]) == {"one", "two"} and "attention" in set(table["method"])
     ranks = datasets.ranks(measures).set_index("method")["mean rank"]
     assert ranks.sum() == sum(range(1, len(ranks) + 1))
-    with pytest.raises(ValueError, match="beside must name runs with saved main results"):
-        datasets.finished_runs(tmp_path / "two", [str(tmp_path / "unfinished")])
 
 
 def test_published_figures_stay_apart(results):
