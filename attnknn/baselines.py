@@ -4,11 +4,13 @@ A learned method is only worth something against plain methods that were given t
 rows to tune on. Everything here chooses by negative log-likelihood.
 """
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -25,14 +27,18 @@ from attnknn.measure import negative_log_likelihood
 from attnknn.neighbours import Neighbours
 from attnknn.parts import euclidean_distances
 
-KS = (5, 10, 20, 30, 50)
+KS = (1, 3, 5, 10, 20, 50, 100, 200)
 DISTANCE_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
 SQUARED_TEMPERATURES = (0.01, 0.05, 0.2)
 PROTOTYPE_SCALES = (5.0, 10.0, 20.0, 40.0)
+PRIOR_STRENGTHS = (0.0, 0.5, 1.0)
 ADAPTIVE_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 BASELINES = ("uniform", "distance", "prototypes")
 # Of use only where the classes of the memory differ in size.
 IMBALANCE_BASELINES = ("prior-corrected",)
+# A grid is judged on some of many queries; the best few settings are then judged on all.
+JUDGED_QUERIES = 2000
+FINALISTS = 5
 
 
 @dataclass(frozen=True)
@@ -101,7 +107,8 @@ def candidates(name: str, k_max: int) -> list[Method]:
         squared = [Distance(k, tau, squared=True) for k in ks for tau in SQUARED_TEMPERATURES]
         return plain + squared
     if name == "prior-corrected":
-        return [PriorCorrected(k, tau) for k in ks for tau in DISTANCE_TEMPERATURES]
+        settings = itertools.product(ks, DISTANCE_TEMPERATURES, PRIOR_STRENGTHS)
+        return [PriorCorrected(*each) for each in settings]
     return [Prototypes(scale) for scale in PROTOTYPE_SCALES]
 
 
@@ -134,8 +141,19 @@ def fit_method(
     label_error: float = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
-    """Return the method with the smallest held-out NLL, each with its own calibration."""
+    """Return the method with the smallest held-out NLL, each with its own calibration.
+
+    Of more than ``JUDGED_QUERIES`` queries evenly spaced ones choose the ``FINALISTS``.
+    """
     options = {"label_error": label_error, "weights": weights}
+    n_queries = len(labels)
+    if n_queries > JUDGED_QUERIES and len(methods) > FINALISTS:
+        some = np.linspace(0, n_queries - 1, JUDGED_QUERIES).round().astype(np.int64)
+        few = options | {"weights": None if weights is None else weights[some]}
+        part = neighbours.of_queries(torch.from_numpy(some))
+        judged = [calibrate(each, part, labels[some], **few) for each in methods]
+        judged.sort(key=lambda each: each.nll)
+        methods = [each.method for each in judged[:FINALISTS]]
     fitted = (calibrate(each, neighbours, labels, **options) for each in methods)
     return min(fitted, key=lambda each: each.nll)
 

@@ -33,6 +33,9 @@ SITUATION_FEATURES = (
     "noise",  # mean trust of the whole bank: how wrong the labels are
 )
 
+# What tables and figures call a method whose key in saved tables leaves something out.
+METHOD_NAMES = {"distance": "distance (squared, τ = 1)"}
+
 # Data sets the quickstart knows by name; attnknn.peers loads them.
 QUICKSTART_DATA = (
     "digits",

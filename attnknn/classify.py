@@ -142,14 +142,29 @@ class Prototypes:
 
 @dataclass(frozen=True)
 class KEnsemble:
-    """The mean of a method's votes over several k."""
+    """The mean of a method's votes over several k.
+
+    Attributes:
+        method: The method.
+        ks: The k at which it votes.
+        fitted: The method fitted anew for each k, in their order; without, the one at every k.
+    """
 
     method: Method
     ks: tuple[int, ...] = K_ENSEMBLE
+    fitted: tuple[Method, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.ks:
             raise ValueError("ks must hold at least one k, got ks=()")
+        if self.fitted and [each.k for each in self.fitted] != list(self.ks):
+            given = [each.k for each in self.fitted]
+            raise ValueError(f"fitted must hold one method for each of ks={self.ks}, got {given}")
+
+    @property
+    def members(self) -> tuple[Method, ...]:
+        """The methods that vote."""
+        return self.fitted or tuple(at_k(self.method, k) for k in self.ks)
 
     @property
     def full_support(self) -> bool:
@@ -164,14 +179,13 @@ class KEnsemble:
     def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
         """Return the mean weight of each of the largest k neighbours."""
         total = torch.zeros_like(neighbours.nearest(self.k).scores)
-        for k in self.ks:
-            total[:, :k] += at_k(self.method, k).weights(neighbours) / len(self.ks)
+        for k, member in zip(self.ks, self.members, strict=True):
+            total[:, :k] += member.weights(neighbours) / len(self.ks)
         return total
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class shares."""
-        each = [at_k(self.method, k).votes(neighbours) for k in self.ks]
-        return torch.stack(each).mean(dim=0)
+        return torch.stack([each.votes(neighbours) for each in self.members]).mean(dim=0)
 
 
 @dataclass(frozen=True)

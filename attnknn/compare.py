@@ -16,16 +16,17 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy import stats
 
 from attnknn.checks import check_one_of, check_range
 from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES, correct_predictions
-from attnknn.resample import SeedProbs, as_seeds, resample_metrics
+from attnknn.resample import RESAMPLED_METRICS, SeedProbs, as_seeds, resample_metrics
+from attnknn.significance import holm, mcnemar
 
 VERDICTS = ("better", "worse", "no difference at this size", "undefined")
-# Above this number of discordant rows chi-squared is as good as the exact test.
-EXACT_MCNEMAR_LIMIT = 100
+# Measures of two methods that differ by less do so by rounding: float32 votes are good to 1e-7.
+ROUNDING = 1e-6
 _BOOT = "paired bootstrap"
 
 
@@ -66,7 +67,12 @@ def mean_interval(values: Sequence[float] | np.ndarray, *, level: float = 0.95) 
 
 
 def interval_table(
-    tidy: pd.DataFrame, by: Sequence[str], *, value: str = "value", level: float = 0.95
+    tidy: pd.DataFrame,
+    by: Sequence[str],
+    *,
+    value: str = "value",
+    level: float = 0.95,
+    over_rows: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Return mean and interval over the runs of each group, in order of first appearance.
 
@@ -75,6 +81,8 @@ def interval_table(
         by: Columns that name a group; everything else, such as the seed, is averaged over.
         value: Column of numbers.
         level: Confidence of the intervals.
+        over_rows: Intervals over test rows (``row_intervals``, and the columns ``by``), for groups
+            of a single run: no interval over runs can be given for those.
 
     Returns:
         The columns ``by``, then ``mean``, ``low``, ``high`` and ``n``.
@@ -86,43 +94,55 @@ def interval_table(
         }
         for key, group in tidy.groupby(list(by), sort=False, dropna=False)[value]
     ]
-    return pd.DataFrame(rows, columns=[*by, *Interval._fields])
+    table = pd.DataFrame(rows, columns=[*by, *Interval._fields])
+    if over_rows is None:
+        return table
+    known = over_rows.set_index(list(by))[["low", "high"]]
+    limits = known.reindex(pd.MultiIndex.from_frame(table[list(by)])).to_numpy()
+    table.loc[table["n"] == 1, ["low", "high"]] = limits[table["n"] == 1]
+    return table
 
 
-def mcnemar(correct_a: Bool[np.ndarray, "N"], correct_b: Bool[np.ndarray, "N"]) -> float:
-    """Return the two-sided p-value that two classifiers of the same rows are equally accurate.
+def row_intervals(
+    results: Mapping[str, SeedProbs],
+    labels: Int[np.ndarray, "N"],
+    *,
+    metrics: Sequence[str] = RESAMPLED_METRICS,
+    n_resamples: int = 1000,
+    level: float = 0.95,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Return each method's measures with intervals over the choice of test rows.
 
-    Only rows that exactly one of them gets right matter. Up to 100 of those the test is exact
-    (binomial); above, chi-squared with continuity correction.
+    The interval is the measure ± z times its spread over resamples. The spread is what rows tell;
+    the middle of the resamples is not used, because ECE of a resample exceeds ECE of the sample.
+
+    Args:
+        results: Method name to probabilities, (N, C), of a single run.
+        labels: The true classes of the rows.
+        metrics: Measures, out of ``resample.RESAMPLED_METRICS``.
+        n_resamples: Bootstrap draws.
+        level: Confidence of the intervals.
+        seed: Seed of the draws.
+
+    Returns:
+        One row per method and measure: ``method``, ``metric``, ``mean``, ``low`` and ``high``.
     """
-    if correct_a.shape != correct_b.shape:
-        raise ValueError(
-            f"correct_a must match correct_b, got {correct_a.shape=} and {correct_b.shape=}"
-        )
-    only_a, only_b = int((correct_a & ~correct_b).sum()), int((~correct_a & correct_b).sum())
-    discordant = only_a + only_b
-    if discordant == 0:
-        return 1.0
-    if discordant <= EXACT_MCNEMAR_LIMIT:
-        return float(stats.binomtest(only_a, discordant).pvalue)
-    statistic = max(abs(only_a - only_b) - 1, 0) ** 2 / discordant
-    return float(stats.chi2.sf(statistic, df=1))
+    check_range("level", level, low=0.0, high=1.0, low_open=True, high_open=True)
+    measured = resample_metrics(results, labels, metrics, n_resamples, seed)
+    rows = []
+    for (name, metric), (observed, *drawn) in measured.items():
+        with np.errstate(invalid="ignore"):  # an infinite NLL has no spread
+            half = float(stats.norm.ppf((1 + level) / 2) * np.std(drawn, ddof=1))
+        rows.append((name, metric, observed, observed - half, observed + half))
+    return pd.DataFrame(rows, columns=["method", "metric", "mean", "low", "high"])
 
 
-def holm(p_values: Sequence[float] | np.ndarray) -> Float[np.ndarray, "M"]:
-    """Return p-values corrected for looking at all of them (Holm's step-down).
-
-    NaN (no test was possible) stays NaN and does not count.
-    """
-    p_values = np.asarray(p_values, dtype=np.float64)
-    if ((p_values < 0) | (p_values > 1)).any():
-        raise ValueError(f"p_values must lie in [0, 1], got p_values={p_values.tolist()}")
-    order = np.argsort(p_values, kind="stable")  # NaN last
-    order = order[: np.count_nonzero(~np.isnan(p_values))]
-    stepped = p_values[order] * np.arange(len(order), 0, -1)
-    corrected = np.full(p_values.shape, np.nan)
-    corrected[order] = np.maximum.accumulate(stepped).clip(max=1)
-    return corrected
+def covered_by(n_seeds: int) -> str:
+    """Say what the 95 % intervals of a table over so many seeds cover."""
+    if n_seeds == 1:
+        return "intervals: 95 %, over the test rows of one training (another training not covered)"
+    return f"intervals: 95 %, over {n_seeds} seeds"
 
 
 def paired_bootstrap(
@@ -164,12 +184,13 @@ def compare_methods(
     n_resamples: int = 2000,
     level: float = 0.95,
     seed: int = 0,
+    n_fits: int = 1,
 ) -> pd.DataFrame:
     """Return every other method's paired difference to ``baseline``, with verdicts.
 
-    Accuracy of a single seed is tested by McNemar, everything else by the bootstrap that also
+    Accuracy of a single table is tested by McNemar, everything else by the bootstrap that also
     gives the interval. Holm corrects over the methods, measure by measure; the intervals are not
-    corrected. A verdict holds at 1 - ``level`` after Holm.
+    corrected. A verdict holds at 1 - ``level`` after Holm; a difference of rounding is none.
 
     Args:
         results: Method name to probabilities, (N, C), or a list of them, one a seed.
@@ -179,6 +200,8 @@ def compare_methods(
         n_resamples: Bootstrap draws, shared by all methods and measures.
         level: Confidence of the intervals.
         seed: Seed of the draws.
+        n_fits: Tables of each seed, one after another: fits on one training. Their measures are
+            averaged before anything is tested, for they are no further seeds.
 
     Returns:
         One row per measure and method: ``method``, ``baseline``, ``metric``, ``difference``
@@ -189,23 +212,36 @@ def compare_methods(
     methods = [name for name in results if name != baseline]
     if not methods:
         raise ValueError(f"results must hold a method besides the baseline, got {list(results)}")
-    measured = resample_metrics(results, labels, metrics, n_resamples, seed)
-    n_seeds = len(as_seeds(results[baseline]))
+    measured = resample_metrics(results, labels, metrics, n_resamples, seed, n_fits=n_fits)
+    n_tables = len(as_seeds(results[baseline]))
     rows = []
     for metric, name in itertools.product(metrics, methods):
         found, test = _difference(measured[name, metric], measured[baseline, metric], level), _BOOT
-        if metric == "accuracy" and n_seeds == 1:
+        if metric == "accuracy" and n_tables == 1:
             pair = (as_seeds(results[key])[0] for key in (name, baseline))
             p_value = mcnemar(*(correct_predictions(probs, labels) for probs in pair))
             found, test = found._replace(p_value=p_value), "McNemar"
         rows.append({"method": name, "metric": metric, **found._asdict(), "test": test})
     table = pd.DataFrame(rows).rename(columns={"mean": "difference"})
-    for _, p_values in table.groupby("metric")["p_value"]:
-        table.loc[p_values.index, "p_holm"] = holm(p_values.to_numpy())
-    table = table.assign(baseline=baseline, n_rows=len(labels), n_seeds=n_seeds, level=level)
-    table["verdict"] = [_verdict(row) for row in table.to_dict("records")]
+    table = table.assign(
+        baseline=baseline, n_rows=len(labels), n_seeds=n_tables // n_fits, level=level
+    )
+    table = with_verdicts(table, family=["metric"])
     first = ["method", "baseline", "metric", "difference", "low", "high", "p_value", "p_holm"]
     return table[[*first, "verdict", "test", "n_rows", "n_seeds", "level"]]
+
+
+def with_verdicts(table: pd.DataFrame, *, family: Sequence[str]) -> pd.DataFrame:
+    """Return the table with ``p_holm`` and ``verdict``, corrected over each family of rows.
+
+    Args:
+        table: Columns ``metric``, ``difference``, ``p_value`` and ``level``.
+        family: Columns that name a family; Holm corrects over all of its rows.
+    """
+    table = table.assign(p_holm=np.nan)
+    for _, p_values in table.groupby(list(family))["p_value"]:
+        table.loc[p_values.index, "p_holm"] = holm(p_values.to_numpy())
+    return table.assign(verdict=[_verdict(row) for row in table.to_dict("records")])
 
 
 def verdict_sentence(row: Mapping | pd.Series) -> str:
@@ -228,7 +264,7 @@ def verdict_sentence(row: Mapping | pd.Series) -> str:
 def _verdict(row: Mapping) -> str:
     if not np.isfinite(row["p_holm"]):
         return "undefined"
-    if row["p_holm"] > 1 - row["level"] or row["difference"] == 0:
+    if row["p_holm"] > 1 - row["level"] or abs(row["difference"]) < ROUNDING:
         return "no difference at this size"
     gained = (row["difference"] > 0) == (row["metric"] in HIGHER_IS_BETTER)
     return "better" if gained else "worse"
@@ -247,6 +283,7 @@ def _difference(
     pivot = 2 * observed - gaps[1:]
     low, high = np.quantile(pivot, [(1 - level) / 2, (1 + level) / 2])
     tail = min((pivot <= 0).sum(), (pivot >= 0).sum())
-    return Difference(
-        observed, float(low), float(high), float(min(1.0, 2 * (tail + 1) / (len(pivot) + 1)))
-    )
+    p_value = min(1.0, 2 * (tail + 1) / (len(pivot) + 1))
+    # Rounding goes the same way in every resample, so its p-value would be the smallest there is.
+    p_value = 1.0 if abs(observed) < ROUNDING else float(p_value)
+    return Difference(observed, float(low), float(high), p_value)

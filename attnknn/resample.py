@@ -32,6 +32,8 @@ def resample_metrics(
     metrics: Sequence[str],
     n_resamples: int,
     seed: int,
+    *,
+    n_fits: int = 1,
 ) -> dict[tuple[str, str], Float[np.ndarray, "R_plus_1"]]:
     """Return, by (method, metric), the mean over seeds: as observed, then of every resample.
 
@@ -44,12 +46,16 @@ def resample_metrics(
         metrics: Out of ``RESAMPLED_METRICS``.
         n_resamples: Draws of seeds and rows, with replacement.
         seed: Seed of the draws.
+        n_fits: Tables of each seed, one after another; a draw of the seed takes all of them.
     """
     check_count("n_resamples", n_resamples)
     seeds = {name: as_seeds(probs) for name, probs in results.items()}
     sizes = {name: len(probs) for name, probs in seeds.items()}
     if len(set(sizes.values())) > 1 or not min(sizes.values()):
         raise ValueError(f"results must hold the same seeds for every method, got {sizes}")
+    n_tables = next(iter(sizes.values()))
+    if n_tables % check_count("n_fits", n_fits):
+        raise ValueError(f"n_fits must divide the {n_tables} tables of a method, got {n_fits=}")
     values = {
         (name, metric, position): _row_values(metric, check_probs(one, labels), labels)
         for metric in metrics
@@ -59,14 +65,14 @@ def resample_metrics(
     stacked = np.hstack(list(values.values()))  # one (N, sum of V) table
     ends = np.cumsum([one.shape[1] for one in values.values()])
     chunks: dict[tuple[str, str], list[np.ndarray]] = {key[:2]: [] for key in values}
-    n_seeds = next(iter(sizes.values()))
-    for row_counts, seed_shares in _draws(len(labels), n_seeds, n_resamples, seed):
+    for row_counts, seed_shares in _draws(len(labels), n_tables // n_fits, n_resamples, seed):
+        shares = np.repeat(seed_shares, n_fits, axis=1) / n_fits
         with np.errstate(invalid="ignore"):  # an infinite NLL times a count of 0
             sums = np.split(row_counts @ stacked, ends[:-1], axis=1)
             for (name, metric), parts in chunks.items():
                 own = (sums[place] for place, key in enumerate(values) if key[:2] == (name, metric))
                 per_seed = np.stack([_from_sums(metric, one, len(labels)) for one in own], axis=1)
-                parts.append((per_seed * seed_shares).sum(axis=1))  # (R,)
+                parts.append((per_seed * shares).sum(axis=1))  # (R,)
     return {key: np.concatenate(parts) for key, parts in chunks.items()}
 
 

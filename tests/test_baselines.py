@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from attnknn import baselines
 from attnknn.baselines import (
     ADAPTIVE_THRESHOLDS,
     BASELINES,
@@ -27,9 +28,10 @@ def held_out(make_blobs):
 
 
 def test_candidates_are_cut_to_what_was_searched():
-    assert candidates("uniform", 23) == [Uniform(5), Uniform(10), Uniform(20)]
-    assert candidates("uniform", 3) == [Uniform(3)]
-    assert len(candidates("distance", 50)) == len(KS) * (
+    assert candidates("uniform", 23) == [Uniform(k) for k in (1, 3, 5, 10, 20)]
+    assert candidates("uniform", 3) == [Uniform(1), Uniform(3)]
+    assert max(each.k for each in candidates("uniform", 1000)) == 200
+    assert len(candidates("distance", 200)) == len(KS) * (
         len(DISTANCE_TEMPERATURES) + len(SQUARED_TEMPERATURES)
     )
     assert all(isinstance(each, Prototypes) for each in candidates("prototypes", 50))
@@ -97,6 +99,27 @@ def test_the_better_of_two_methods_is_taken(held_out):
     fits = [calibrate(each, neighbours, labels) for each in (Uniform(50), Uniform(10))]
     best = fit_method([Uniform(50), Uniform(10)], neighbours, labels)
     assert best.method == min(fits, key=lambda fit: fit.nll).method
+
+
+def test_many_queries_judge_the_grid_by_some_and_the_best_few_by_all(held_out, monkeypatch):
+    neighbours, labels = held_out
+    whole = fit_baseline("distance", neighbours, labels)
+    judged = []
+
+    def counted(method, found, *rest, **options):
+        judged.append(len(found.ids))
+        return calibrate(method, found, *rest, **options)
+
+    monkeypatch.setattr(baselines, "JUDGED_QUERIES", 101)
+    monkeypatch.setattr(baselines, "calibrate", counted)
+    weights = np.linspace(1, 2, len(labels))
+    fitted = fit_baseline("distance", neighbours, labels, weights=weights)
+    n_tried = len(candidates("distance", 50))
+    assert judged == [101] * n_tried + [211] * baselines.FINALISTS
+    # What is reported is the loss on all queries, near that of the whole grid.
+    assert fitted.nll == calibrate(fitted.method, neighbours, labels, weights=weights).nll
+    again = calibrate(fitted.method, neighbours, labels)
+    assert whole.nll <= again.nll < 1.02 * whole.nll
 
 
 def test_calibrated_rows_are_probabilities(held_out):

@@ -273,9 +273,23 @@ def test_another_k_changes_the_k_alone(learned):
         (lambda: Distance(3, 0.0), "temperature must be above 0, got temperature=0.0"),
         (lambda: AdaptiveK(Uniform(3), 0.0), "threshold must be above 0 and at most 1"),
         (lambda: KEnsemble(Uniform(3), ()), r"ks must hold at least one k, got ks=\(\)"),
+        (
+            lambda: KEnsemble(Uniform(3), (3, 5), (Uniform(3), Uniform(4))),
+            r"fitted must hold one method for each of ks=\(3, 5\), got \[3, 4\]",
+        ),
         (lambda: replace(Distance(3), temperature=-1.0), "temperature must be above 0, got .*-1"),
     ],
 )
 def test_bad_settings_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_k_ensemble_may_hold_a_method_fitted_for_each_k(circle, east):
+    found = circle.search(east, 4)
+    members = (Distance(1, 0.5), Distance(4, 0.1))
+    together = KEnsemble(members[0], (1, 4), members)
+    expected = (members[0].votes(found) + members[1].votes(found)) / 2
+    torch.testing.assert_close(together.votes(found), expected)
+    assert not torch.allclose(expected, KEnsemble(members[0], (1, 4)).votes(found))
+    torch.testing.assert_close(together.weights(found).sum(dim=1), torch.ones(len(found.ids)))

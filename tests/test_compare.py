@@ -276,3 +276,63 @@ def test_interval_table_averages_over_everything_not_named():
     assert table["high"].iloc[0] == pytest.approx(2 + 12.7062, rel=1e-5)
     assert table["low"].iloc[1] == 5.0
     assert np.isnan(table["low"].iloc[2])
+
+
+def test_rounding_is_no_difference():
+    labels = some_labels(21)
+    probs = method_probs(1, labels)
+    # What a part that the softmax cancels leaves behind: the same tiny gap in every row.
+    nudged = probs * (1 + 1e-9 * (labels[:, None] == np.arange(probs.shape[1])))
+    table = compare.compare_methods(
+        {"a": probs, "b": nudged}, labels, "a", metrics=("nll", "brier", "ece")
+    )
+    assert (table["difference"].abs() > 0).any()
+    assert set(table["verdict"]) == {"no difference at this size"}
+    assert (table["p_value"] == 1).all()
+    # A thousand times the tolerance is a difference again.
+    shifted = probs + 3e-3 * ((labels[:, None] == np.arange(probs.shape[1])) - probs)
+    table = compare.compare_methods({"a": probs, "b": shifted}, labels, "a", metrics=("nll",))
+    assert table["verdict"].tolist() == ["better"]
+
+
+def test_fits_of_one_training_are_averaged_and_are_no_seeds():
+    labels = some_labels(22)
+    fits = {"a": (1, 2), "b": (3, 4)}
+    pair = {name: [method_probs(s, labels) for s in seeds] for name, seeds in fits.items()}
+    table = compare.compare_methods(pair, labels, "a", n_fits=2, metrics=("accuracy", "nll"))
+    assert set(table["n_seeds"]) == {1} and set(table["test"]) == {"paired bootstrap"}
+    drawn = resample_metrics(pair, labels, ["nll"], 5, 3, n_fits=2)["b", "nll"]
+    singles = [resample_metrics({"b": one}, labels, ["nll"], 5, 3)["b", "nll"] for one in pair["b"]]
+    np.testing.assert_allclose(drawn, np.mean(singles, axis=0))
+    with pytest.raises(ValueError, match="n_fits must divide the 2 tables of a method, got n_fits"):
+        compare.compare_methods(pair, labels, "a", n_fits=3)
+
+
+def test_intervals_over_rows_are_those_of_the_mean():
+    labels = some_labels(23)
+    probs = method_probs(5, labels)
+    found = compare.row_intervals({"a": probs}, labels, n_resamples=4000).set_index("metric")
+    assert set(found.index) == set(RESAMPLED_METRICS)
+    losses = measure.per_sample(probs, labels)["nll"]
+    half = 1.96 * losses.std(ddof=0) / np.sqrt(N)
+    assert found.loc["nll", "mean"] == pytest.approx(losses.mean())
+    assert found.loc["nll", "high"] - losses.mean() == pytest.approx(half, rel=0.05)
+    assert ((found["low"] < found["mean"]) & (found["mean"] < found["high"])).all()
+
+
+def test_one_run_is_given_its_interval_over_rows_and_several_are_not():
+    tidy = pd.DataFrame(
+        {
+            "method": ["one", "two", "two"],
+            "metric": "nll",
+            "value": [0.5, 0.4, 0.6],
+        }
+    )
+    rows = pd.DataFrame(
+        {"method": ["one", "two"], "metric": "nll", "mean": 0.5, "low": 0.45, "high": 0.55}
+    )
+    table = compare.interval_table(tidy, ["method", "metric"], over_rows=rows)
+    assert table.loc[0, ["low", "high"]].tolist() == [0.45, 0.55]
+    assert table.loc[1, "high"] > 1  # Student's t of two seeds
+    assert compare.interval_table(tidy, ["method", "metric"]).loc[0, ["low", "high"]].isna().all()
+    assert "test rows" in compare.covered_by(1) and "3 seeds" in compare.covered_by(3)

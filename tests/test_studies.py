@@ -1,5 +1,6 @@
 """Studies: the tables have their schema, and what they compare is comparable."""
 
+import dataclasses
 import itertools
 from dataclasses import replace
 
@@ -8,11 +9,18 @@ import pytest
 from tiny import SMALL, config, tiny_splits
 
 import attnknn.trained as trained_module
-from attnknn.classify import predict
-from attnknn.measure import negative_log_likelihood
-from attnknn.plot import use_style
+from attnknn import report
+from attnknn.baselines import BASELINES, FittedMethod, candidates
+from attnknn.calibrate import Calibration
+from attnknn.classify import Distance, Uniform, predict
+from attnknn.config import AttentionConfig
+from attnknn.files import write_json
+from attnknn.measure import accuracy, negative_log_likelihood
+from attnknn.parts import SITUATION_COLUMNS, Evidence
+from attnknn.plot import method_style, use_style
 from attnknn.studies import (
     ablation,
+    chosen,
     contest,
     datasets,
     k_sweep,
@@ -21,6 +29,7 @@ from attnknn.studies import (
     pictures,
     published,
     training,
+    variants,
 )
 from attnknn.train import train_run
 from attnknn.views import embed_views
@@ -50,7 +59,70 @@ def test_main_results_hold_every_method_for_every_seed(results):
     assert set(table["seed"]) == {0, 1}
     expected = {"uniform", "distance", "attention", "attention + TTA", "cnn + temperature"}
     assert expected | set(main_results.RIVALS) <= set(table["method"])
-    assert table.groupby(["seed", "method"]).size().eq(len(contest.METRICS)).all()
+    assert table.groupby(["seed", "method"]).size().eq(len(main_results.MEASURES)).all()
+    assert {"ace", "cwce", "aurc"} < set(table["metric"])
+
+
+def test_the_search_is_as_deep_as_the_tuned_baselines_want(runs, results):
+    settings = results.settings
+    assert set(settings["method"]) == {f"{name} (tuned)" for name in BASELINES}
+    assert set(settings["seed"]) == {0, 1}
+    # 60 rows of memory: k = 50 is open to the baselines, though the attention weighs 11.
+    deep = main_results.main_results(runs[:1], k_eval=5, k_ensemble=(3,), tta_views=1)
+    shallow = main_results.main_results(
+        runs[:1], k_eval=5, k_ensemble=(3,), tta_views=1, k_tuned=5, k_baseline=5
+    )
+    assert shallow.settings["k"].max() <= 5
+    nll = "held-out NLL"
+    assert (deep.settings[nll] <= shallow.settings[nll] + 1e-9).all()
+
+
+def test_an_optimum_at_the_edge_is_named():
+    tried = candidates("distance", 100)
+    inside = chosen.method_edges(Distance(20, 0.1), tried, n_memory=300)
+    assert inside == []
+    outside = chosen.method_edges(Distance(100, 0.02), tried, n_memory=300)
+    assert outside == ["k = 100 is the largest tried", "τ = 0.02 is the smallest tried"]
+    # The whole memory, one neighbour: nothing lies beyond.
+    assert chosen.method_edges(Uniform(100), candidates("uniform", 100), n_memory=100) == []
+    assert chosen.method_edges(Uniform(1), candidates("uniform", 100), n_memory=300) == []
+    fitted = FittedMethod(Uniform(5), Calibration(1e-6, 1.3), 0.5)
+    assert chosen.calibration_edges(fitted) == ["floor = 1e-06 is at its limit"]
+    rows = chosen.chosen_rows({"uniform (tuned)": fitted}, k_max=5, n_memory=300, seed=0)
+    table = chosen.chosen_table(rows)
+    assert table.loc[0, "edge"].startswith("k = 5 is the largest tried; floor")
+    assert "uniform (tuned): k = 5" in chosen.edges_sentence(table)
+    assert "inside" in chosen.edges_sentence(table.assign(edge=""))
+
+
+def test_one_seed_has_intervals_over_rows(runs, results):
+    assert results.over_rows is None
+    one = main_results.main_results(runs[:1], k_eval=7, k_ensemble=(3,), tta_views=1)
+    table = main_results.main_table(one).text
+    assert table.drop(columns="n").map(lambda cell: "±" in cell).all(axis=None)
+    known = one.over_rows.set_index(["method", "metric"]).loc[("attention", "nll")]
+    half = (known["high"] - known["low"]) / 2
+    assert table.loc["attention", "NLL"] == f"{known['mean']:.3f} ± {half:.3f}"
+
+
+def test_what_confidences_are_worth(results):
+    table = main_results.calibration_table(results).text
+    assert list(table.columns) == ["ECE", "ECE (equal-mass)", "class-wise ECE", "AURC", "n"]
+    curves = main_results.risk_curves(results)
+    assert set(curves) == set(main_results.RISK) & set(results.probs)
+    labels, probs = results.labels, results.probs["attention"][0]
+    assert curves["attention"]["risk"].iloc[-1] == pytest.approx(1 - accuracy(probs, labels))
+
+
+def test_fault_6_the_name_says_what_the_distance_vote_is(results):
+    table = main_results.main_table(results)
+    for frame in table:
+        assert "distance (squared, τ = 1)" in frame.index and "distance" not in frame.index
+        assert "distance (tuned)" in frame.index
+    assert "distance" in set(results.table["method"])  # the key in saved tables
+    styles = [method_style(name) for name in ("distance", "distance (tuned)")]
+    assert styles[0].label == "distance (squared, τ = 1)" and styles[1].label == "distance (tuned)"
+    assert styles[0].colour == styles[1].colour
 
 
 def test_every_method_gives_full_support(results):
@@ -150,6 +222,19 @@ def test_k_sweep_covers_every_k_from_one_search(runs, monkeypatch):
     best = sweep.held_out.query("method == 'uniform (tuned)'").set_index("k")["nll"].idxmin()
     assert k_sweep.best_k(sweep)["uniform (tuned)"] == best
     assert "chosen on held-out queries" in k_sweep.verdict(sweep)
+    assert "NLL: " in k_sweep.verdict(sweep) and "accuracy: " in k_sweep.verdict(sweep)
+    keys = sweep.over_rows.set_index(["method", "k", "metric"]).index
+    assert keys.is_unique and set(keys.get_level_values("k")) == {1, 5, 11}
+    table = report.sweep_table(
+        sweep.table, over="k", metrics=["nll", "ece"], over_rows=sweep.over_rows
+    ).text
+    assert table.drop(columns="n").map(lambda cell: "±" in cell).all(axis=None)
+
+
+def test_a_single_k_has_a_verdict(runs):
+    sweep = k_sweep.k_sweep(runs, ks=(5,), progress=False)
+    assert "no other k was tried" in k_sweep.verdict(sweep)
+    assert sweep.over_rows is None  # two seeds have intervals over seeds
 
 
 def test_k_eval_is_what_the_attention_weighs(runs):
@@ -211,29 +296,50 @@ def test_cleanlab_sees_the_same_probabilities_as_trust(runs):
 # ---- ablations
 
 
-def test_variants_differ_from_their_reference_in_one_part(runs):
-    whole = runs[0].config.attention
-    tried = ablation.variants(whole)
-    assert len({each.name for each in tried}) == len(tried)
+WHOLE = AttentionConfig(label_bias="neighbour", prototype_shift=True)
+
+
+@pytest.mark.parametrize("whole", [AttentionConfig(), WHOLE, replace(WHOLE, heads=1)])
+def test_variants_differ_from_their_reference_in_one_part(whole):
+    fitted = variants.forms(whole)
+    tried = variants.variants(whole)
+    assert len(fitted) == 2 + len(tried)
     for each in tried:
-        assert each.config != whole
-    off = [each for each in tried if each.group == "off"]
-    assert {each.part for each in off} >= {
-        "similarity",
-        "trust",
-        "prototype gate",
-        "denoised labels",
+        before, after = (
+            dataclasses.asdict(config) for config in (fitted[each.reference], each.config)
+        )
+        changed = [name for name in before if before[name] != after[name]]
+        assert len(changed) == 1, f"{each.name} against {each.reference}: {changed}"
+        if changed == ["situation"] and each.part != "all of these":
+            assert len(set(before["situation"]) ^ set(after["situation"])) == 1
+
+
+def test_every_part_is_tried_where_it_can_be_told():
+    tried = variants.variants(WHOLE)
+    parts = {
+        group: {each.part for each in tried if each.group == group}
+        for group in ("off", "on", "extra")
     }
-    assert all(each.reference == ablation.FULL for each in off)
-    on = [each for each in tried if each.group == "on"]
-    assert all(each.reference == ablation.BARE for each in on)
-    extras = {each.part for each in tried if each.group == "extra"}
-    assert {"full query-key", "label bias", "label bias as published"} <= extras
-    biased = ablation.variants(replace(whole, label_bias="neighbour"))
-    assert not {"label bias", "label bias as published"} & {
-        each.part for each in biased if each.group == "extra"
-    }  # the whole has it already
-    assert "label bias" in {each.part for each in biased if each.group == "off"}
+    assert parts["off"] >= {"similarity", "trust", "prototype gate", "denoised labels", "nearest"}
+    assert parts["on"] >= {"full query-key", "distance bias", "prototype score", "label bias"}
+    # The same for all neighbours: the softmax cancels them, and what is left is rounding.
+    assert not parts["on"] & {"nearest", "noise", "label bias as published"}
+    assert "label bias" not in parts["extra"]  # the whole has it already
+    assert {"label bias", "label bias as published"} <= {
+        each.part for each in variants.variants(AttentionConfig()) if each.group == "extra"
+    }
+    references = {each.name: each.reference for each in tried}
+    assert references["with self-attention"] == "with prototype score"
+    assert references["only shifted prototypes"] == "only prototype gate"
+
+
+def test_features_that_are_not_tried_alone_are_cancelled(runs):
+    found = contest.search_run(runs[0], 7).test
+    evidence = Evidence(found, posterior=runs[0].attention.posterior)
+    for name, column in SITUATION_COLUMNS.items():
+        values = column(evidence).expand(found.scores.shape)
+        constant = bool((values == values[:, :1]).all())
+        assert constant == (name in variants.CANCELLED), name
 
 
 def test_ablation_table_and_verdict(runs):
@@ -243,7 +349,17 @@ def test_ablation_table_and_verdict(runs):
     assert len(table) == 2 * len(study.variants)
     assert set(table["group"]) == {"off", "on", "extra"}
     assert set(table["helps"]) <= {"helps", "harms", "no difference at this size", "undefined"}
-    assert "Taken from the whole" in ablation.verdict(study)
+    text = ablation.verdict(study)
+    assert "Taken from the whole" in text and "1 training(s), 2 fit(s)" in text
+
+
+def test_fits_of_one_training_are_not_seeds(runs):
+    study = ablation.ablate(runs, k_eval=7, epochs=1, repeats=2, extras=False, progress=False)
+    table = ablation.ablation_table(study, metrics=("nll",)).set_index("method")
+    assert set(table["n_seeds"]) == {2} and set(table["n_fits"]) == {2}
+    means = study.table[study.table["metric"] == "nll"].groupby("method")["value"].mean()
+    gap = means["without trust"] - means["full attention"]
+    assert table.loc["without trust", "difference"] == pytest.approx(gap)
 
 
 def test_a_part_helps_where_taking_it_away_harms():
@@ -257,21 +373,30 @@ def test_a_part_helps_where_taking_it_away_harms():
 # ---- data sets, published figures
 
 
+def finished_folder(folder, table, *, status="complete"):
+    """Write what a run with main results leaves behind."""
+    (folder / "02_main_results").mkdir(parents=True)
+    table.to_csv(folder / "02_main_results" / "measures.csv", index=False)
+    entry = {"status": status, "finished": "2026-03-04T05:06:07+00:00", "commit": "0123456789ab"}
+    write_json(folder / "report.json", {"notebooks": {"02_main_results": entry}})
+
+
 def test_data_sets_side_by_side(results, tmp_path):
-    for name in ("one", "two"):
-        folder = tmp_path / name / "02_main_results"
-        folder.mkdir(parents=True)
-        results.table.to_csv(folder / "measures.csv", index=False)
-    (tmp_path / "unfinished").mkdir()
-    found = datasets.finished_runs(tmp_path / "two")
-    assert [path.name for path in found] == ["two", "one"]
-    measures = datasets.read_measures(found)
+    for name in ("quick", "two", "one"):
+        finished_folder(tmp_path / name, results.table)
+    finished_folder(tmp_path / "broken", results.table, status="failed")
+    own = tmp_path / "two"
+    found = datasets.finished_runs(own, ["one", "two", "broken", "absent"])
+    assert [path.name for path in found] == ["one", "two"]  # as named; nothing else that lies there
+    assert [path.name for path in datasets.finished_runs(own, ["one"])] == ["two", "one"]
+    assert datasets.finished_runs(own, []) == [own]
+    measures = datasets.read_measures(found, own)
+    made = measures.groupby("run")["made"].first()
+    assert made.to_dict() == {"one": "2026-03-04 0123456", "two": "this run"}
     table = datasets.datasets_table(measures)
     assert set(table["run"]) == {"one", "two"} and "attention" in set(table["method"])
     ranks = datasets.ranks(measures).set_index("method")["mean rank"]
     assert ranks.sum() == sum(range(1, len(ranks) + 1))
-    with pytest.raises(ValueError, match="beside must name runs with saved main results"):
-        datasets.finished_runs(tmp_path / "two", [str(tmp_path / "unfinished")])
 
 
 def test_published_figures_stay_apart(results):

@@ -2,6 +2,7 @@
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from conftest import C, unit
@@ -246,6 +247,31 @@ class TestRootN:
         assert root_n.choose_k(probs, labels, "accuracy") == 5
         assert root_n.choose_k(probs, labels, "nll") == 1
 
+    def test_the_search_goes_deeper_until_the_best_k_is_inside(self, monkeypatch):
+        # Best at k = 40 of 400 rows; a grid of reach 1 ends at √400 = 20.
+        asked = []
+
+        def votes(ks):
+            asked.append(max(ks))
+            right = {k: 0.9 - 0.4 * abs(np.log(k / 40)) / np.log(400) for k in ks}
+            return {k: np.array([[p, 1 - p]]) for k, p in right.items()}
+
+        monkeypatch.setattr(root_n, "K_REACH", 1.0)
+        labels = np.array([0])
+        found = root_n.deep_votes(votes, labels, 400)
+        assert len(asked) > 1 and asked == sorted(asked)
+        assert root_n.choose_k(found, labels, "nll") < max(found) < 400
+        monkeypatch.setattr(root_n, "K_REACH_MOST", 1.0)
+        capped = root_n.deep_votes(votes, labels, 400)
+        assert root_n.choose_k(capped, labels, "nll") == max(capped) == 20
+
+    def test_growth_is_not_fitted_to_the_end_of_the_grid(self):
+        sizes = np.array([100, 400, 1600])
+        choice = pd.DataFrame({"n": sizes, "criterion": "nll", "chosen": sizes // 10})
+        free = root_n.chosen_exponent(choice.assign(capped=False), "nll")
+        assert free == pytest.approx(1.0)
+        assert np.isnan(root_n.chosen_exponent(choice.assign(capped=[False, False, True]), "nll"))
+
     def test_queries_are_drawn_once_for_all(self):
         assert root_n.some_rows(5, 9).tolist() == [0, 1, 2, 3, 4]
         few = root_n.some_rows(100, 7)
@@ -288,6 +314,19 @@ def test_the_claims_have_their_schema_and_the_identities_hold(checked):
     assert set(table["verdict"]) <= words and table["claim"].is_unique
     assert (table["verdict"][:4] == "holds").all()
     assert "Bayes error between" in theory_claims.verdict(checked)
+
+
+def test_a_best_k_at_the_end_of_the_grid_is_said_to_be_at_least_that(checked):
+    import dataclasses
+
+    def claim(capped):
+        choice = checked.root_n.choice.assign(capped=capped)
+        rooted = dataclasses.replace(checked.root_n, choice=choice)
+        return theory_claims.k_far_below_root(dataclasses.replace(checked, root_n=rooted)).measured
+
+    assert "at least" in claim(True) and "the largest k tried was best" in claim(True)
+    assert "at least" not in claim(False) and "as n^" in claim(False)
+    assert set(checked.root_n.choice.columns) >= {"root", "chosen", "largest", "capped"}
 
 
 def test_a_broken_bound_is_seen(checked):

@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 
+from attnknn.choices import METHOD_NAMES
 from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES
 
 COLUMN_WIDTH = 3.3  # inches: one column of a two-column page
@@ -118,6 +119,8 @@ def method_style(name: str) -> MethodStyle:
                 filled=filled,
             )
     unknown = set(rest.split()) - {"k"}
+    if name in METHOD_NAMES:
+        return replace(style, label=METHOD_NAMES[name])
     return replace(style, label=name) if unknown else style
 
 

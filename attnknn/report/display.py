@@ -9,6 +9,7 @@ import pandas as pd
 from jaxtyping import Bool
 from pandas.io.formats.style import Styler
 
+from attnknn.choices import METHOD_NAMES
 from attnknn.compare import interval_table
 from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES
 
@@ -32,8 +33,11 @@ def pivot_mean_interval(
     columns: str = "metric",
     metric: str | None = None,
     comparison: pd.DataFrame | None = None,
+    over_rows: pd.DataFrame | None = None,
 ) -> DisplayTable:
     """Return "mean ± half of the 95 % interval" over seeds, and the number of seeds as ``n``.
+
+    Methods are called as ``choices.METHOD_NAMES`` says.
 
     Args:
         tidy: One row per seed, with the columns ``index``, ``columns`` and ``value``.
@@ -43,9 +47,11 @@ def pivot_mean_interval(
         metric: The measure all values belong to, where ``columns`` is not the measure.
         comparison: From ``compare.compare_methods``. The best mean of a measure is bold only
             where this finds it better than the baseline; without it nothing is bold.
+        over_rows: Intervals over test rows that a single seed gets, as for
+            ``compare.interval_table``; say so in the caption (``compare.covered_by``).
     """
     index = [index] if isinstance(index, str) else list(index)
-    means = interval_table(tidy, [*index, columns])
+    means = interval_table(tidy, [*index, columns], over_rows=over_rows)
     means["text"] = [
         _mean_text(metric or row[columns], row["mean"], (row["high"] - row["low"]) / 2)
         for row in means.to_dict("records")
@@ -55,11 +61,19 @@ def pivot_mean_interval(
     bold.columns = text.columns = [_column_title(name) for name in text.columns]
     seeds = means.groupby(index, sort=False)["n"].agg(["min", "max"]).to_numpy()
     text["n"] = [str(low) if low == high else f"{low}{MISSING}{high}" for low, high in seeds]
+    named = {"level": "method"} if text.index.nlevels > 1 else {}
+    if "method" in index:
+        text, bold = (table.rename(index=METHOD_NAMES, **named) for table in (text, bold))
     return DisplayTable(text, bold.assign(n=False))
 
 
 def sweep_table(
-    tidy: pd.DataFrame, *, over: str, metrics: Sequence[str], index: Sequence[str] = ("method",)
+    tidy: pd.DataFrame,
+    *,
+    over: str,
+    metrics: Sequence[str],
+    index: Sequence[str] = ("method",),
+    over_rows: pd.DataFrame | None = None,
 ) -> DisplayTable:
     """Return a compact table of a sweep: a block of rows a measure, a column a level.
 
@@ -68,11 +82,15 @@ def sweep_table(
         over: The swept setting, such as k; its levels become the columns.
         metrics: The measures, in the order of the blocks.
         index: Columns that make up the rows of each block.
+        over_rows: As for ``pivot_mean_interval``, with the columns ``over`` and ``metric``.
     """
     blocks = []
     for metric in metrics:
         rows = tidy[tidy["metric"] == metric]
-        block = pivot_mean_interval(rows, index=index, columns=over, metric=metric)
+        limits = None if over_rows is None else over_rows[over_rows["metric"] == metric]
+        block = pivot_mean_interval(
+            rows, index=index, columns=over, metric=metric, over_rows=limits
+        )
         title = _column_title(metric)
         blocks.append([pd.concat({title: table}, names=["measure"]) for table in block])
     texts, bolds = zip(*blocks, strict=True)

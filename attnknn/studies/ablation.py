@@ -1,8 +1,8 @@
 """Ablations: what each part of the attention is worth, taken away and added alone.
 
 Every variant is refitted on the same held-out queries from the same search, with the same number
-of epochs and the same seeds; only the parts differ. Repeated fits tell the effect of a part from
-the luck of a fit.
+of epochs and the same seeds; only the parts differ. Fits with other initial weights are averaged:
+they make the luck of a fit smaller, and are not counted as trainings.
 
 Axes: B test rows, C classes.
 """
@@ -16,104 +16,13 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.classify import predict
-from attnknn.compare import compare_methods, interval_table
+from attnknn.compare import compare_methods, with_verdicts
 from attnknn.config import AttentionConfig
 from attnknn.fit import fit_on_neighbours
+from attnknn.measure import METRIC_NAMES
 from attnknn.studies.contest import Neighbourhoods, search_run, tidy_measures
+from attnknn.studies.variants import CANCELLED, Variant, forms, variants
 from attnknn.trained import TrainedRun
-
-FULL, BARE = "full attention", "similarity alone"
-_NOTHING = AttentionConfig(
-    situation=(),
-    label_bias="none",
-    denoise=False,
-    prototype_gate=False,
-    floor=False,
-    query_temperature=False,
-)
-NEEDS = {"prototype_shift": {"prototype_gate": True}}  # parts that nothing reads when alone
-VOTE_PARTS = {
-    "denoise": "denoised labels",
-    "prototype_gate": "prototype gate",
-    "prototype_shift": "shifted prototypes",
-    "floor": "fitted floor",
-    "query_temperature": "temperature per query",
-}
-# The parts of the published model that the default leaves out, each added to the whole.
-PUBLISHED_PARTS = {
-    "low-rank query-key": {"qk": "lowrank"},
-    "full query-key": {"qk": "full"},
-    "distance bias": {"distance_bias": "deep"},
-    "label bias": {"label_bias": "neighbour"},
-    "label bias as published": {"label_bias": "neighbourhood"},
-    "prototype score": {"prototype_score": True},
-    "self-attention": {"self_attention": True, "prototype_score": True},
-}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One form of the attention.
-
-    Attributes:
-        group: "off" (a part taken from the whole), "on" (a part added to similarity alone) or
-            "extra" (a part added to the whole).
-        part: The part.
-        reference: Name of the form it is compared with.
-        config: Its settings.
-    """
-
-    group: str
-    part: str
-    reference: str
-    config: AttentionConfig
-
-    @property
-    def name(self) -> str:
-        """Group and part in one word."""
-        sign = {"off": "without", "on": "only", "extra": "with"}[self.group]
-        return f"{sign} {self.part}"
-
-
-def variants(whole: AttentionConfig, *, extras: bool = True) -> list[Variant]:
-    """Return all one-part variants of an attention.
-
-    Args:
-        whole: The attention with every part it is used with.
-        extras: Also add the published parts that ``whole`` leaves out.
-    """
-    bare = replace(_NOTHING, heads=whole.heads)
-    switched = [name for name in VOTE_PARTS if getattr(whole, name)]
-    situation = whole.situation
-    made = [Variant("off", "similarity", FULL, replace(whole, similarity=False))]
-    made += [
-        Variant("off", _spoken(name), FULL, replace(whole, situation=_but(situation, name)))
-        for name in situation
-    ]
-    made += [Variant("off", "all of these", FULL, replace(whole, situation=()))]
-    if whole.label_bias == "neighbour":
-        made += [Variant("off", "label bias", FULL, replace(whole, label_bias="none"))]
-        made += [Variant("on", "label bias", BARE, replace(bare, label_bias="neighbour"))]
-    made += [
-        Variant("off", VOTE_PARTS[name], FULL, replace(whole, **{name: False})) for name in switched
-    ]
-    if whole.heads > 1:
-        made += [Variant("off", "more than one head", FULL, replace(whole, heads=1))]
-    made += [
-        Variant("on", _spoken(name), BARE, replace(bare, situation=(name,))) for name in situation
-    ]
-    made += [Variant("on", "all of these", BARE, replace(bare, situation=situation))]
-    made += [
-        Variant("on", VOTE_PARTS[name], BARE, replace(bare, **NEEDS.get(name, {}), **{name: True}))
-        for name in switched
-    ]
-    if extras:
-        made += [
-            Variant("extra", part, FULL, replace(whole, **settings))
-            for part, settings in PUBLISHED_PARTS.items()
-            if all(getattr(whole, name) in (False, "none") for name in settings)
-        ]
-    return [each for each in made if _scores_something(each.config)]
 
 
 @dataclass(frozen=True)
@@ -121,16 +30,18 @@ class Ablation:
     """Test probabilities of every variant.
 
     Attributes:
-        probs: Name to one table a seed and repeat.
+        probs: Name to one table a seed and fit, the fits of a seed one after another.
         labels: True classes of the test rows.
-        table: One row per seed, repeat, variant and measure.
+        table: One row per seed, fit, variant and measure.
         variants: What was tried.
+        n_fits: Fits of each variant on one training.
     """
 
     probs: Mapping[str, list[Float[np.ndarray, "B C"]]]
     labels: Int[np.ndarray, " B"]
     table: pd.DataFrame
     variants: Sequence[Variant]
+    n_fits: int
 
 
 def ablate(
@@ -153,69 +64,59 @@ def ablate(
         progress: Show a progress bar.
     """
     whole = runs[0].config.attention
-    tried = variants(whole, extras=extras)
-    forms = {FULL: whole, BARE: replace(_NOTHING, heads=whole.heads)}
-    forms |= {each.name: each.config for each in tried}
+    fitted = forms(whole, extras=extras)
     jobs = [(run, search_run(run, k_eval)) for run in runs]
     bar = tqdm(
-        total=len(jobs) * repeats * len(forms),
+        total=len(jobs) * repeats * len(fitted),
         desc="ablations",
         disable=not progress,
         leave=False,
     )
-    probs: dict[str, list[np.ndarray]] = {name: [] for name in forms}
+    probs: dict[str, list[np.ndarray]] = {name: [] for name in fitted}
     rows = []
     for run, found in jobs:
         for repeat in range(repeats):
-            for name, config in forms.items():
+            for name, config in fitted.items():
                 each = _predict_variant(run, found, config, epochs, repeat)
                 probs[name].append(each)
-                named = {"seed": run.config.seed, "repeat": repeat}
+                named = {"seed": run.config.seed, "fit": repeat}
                 rows += tidy_measures({name: each}, run.labels("test"), **named)
                 bar.update()
     bar.close()
-    return Ablation(probs, runs[0].labels("test"), pd.DataFrame(rows), tried)
+    tried = variants(whole, extras=extras)
+    return Ablation(probs, runs[0].labels("test"), pd.DataFrame(rows), tried, repeats)
 
 
 def ablation_table(ablation: Ablation, *, metrics: Sequence[str] = ("nll", "ece", "accuracy")):
     """Return what every part changes: its form minus the reference, with paired intervals.
 
+    Fits of one training are averaged: intervals cover test rows (and trainings, where there are
+    several). Holm corrects over all parts tried on the whole, and over all added alone.
+
     Returns:
         One row per variant and measure: ``group``, ``part``, ``reference``, ``metric``,
-        ``difference``, ``low``, ``high``, ``p_holm``, ``verdict`` and ``helps``: whether the part
-        makes the measure better, worse, or no difference at this size.
+        ``difference``, ``low``, ``high``, ``p_holm``, ``verdict``, ``n_fits`` and ``helps``:
+        whether the part makes the measure better, worse, or no difference at this size.
     """
     tables = []
-    for reference in (FULL, BARE):
-        group = [each for each in ablation.variants if each.reference == reference]
-        probs = {each.name: ablation.probs[each.name] for each in group}
-        probs[reference] = ablation.probs[reference]
-        compared = compare_methods(probs, ablation.labels, reference, metrics=metrics)
-        tables.append(compared)
+    for reference in dict.fromkeys(each.reference for each in ablation.variants):
+        names = [each.name for each in ablation.variants if each.reference == reference]
+        probs = {name: ablation.probs[name] for name in (*names, reference)}
+        tables.append(
+            compare_methods(
+                probs, ablation.labels, reference, metrics=metrics, n_fits=ablation.n_fits
+            )
+        )
     known = {each.name: each for each in ablation.variants}
-    table = pd.concat(tables, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True).assign(n_fits=ablation.n_fits)
     table.insert(0, "group", [known[name].group for name in table["method"]])
     table.insert(1, "part", [known[name].part for name in table["method"]])
+    alone = table["group"] == "on"
+    table = with_verdicts(table.assign(alone=alone), family=["alone", "metric"])
     table["helps"] = [
         _effect(group, found) for group, found in zip(table["group"], table["verdict"], strict=True)
     ]
-    return table
-
-
-def summary_table(ablation: Ablation, *, metrics: Sequence[str] = ("nll", "ece", "accuracy")):
-    """Return each variant's mean measures and whether its part helps, ready to print."""
-    effects = ablation_table(ablation, metrics=metrics).set_index(["method", "metric"])["helps"]
-    means = interval_table(ablation.table, ["method", "metric"]).set_index(["method", "metric"])
-    rows = []
-    for name in ablation.probs:
-        variant = next((each for each in ablation.variants if each.name == name), None)
-        row = {"form": name}
-        for metric in metrics:
-            row[metric] = means.loc[(name, metric), "mean"]
-        row["effect of the part on NLL"] = effects.get((name, "nll"), "reference")
-        row["group"] = variant.group if variant else "reference"
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return table.drop(columns="alone")
 
 
 def verdict(ablation: Ablation, *, metric: str = "nll") -> str:
@@ -236,8 +137,16 @@ def verdict(ablation: Ablation, *, metric: str = "nll") -> str:
             for effect in ("helps", "harms", "no difference at this size", "undefined")
             if (rows["helps"] == effect).any()
         ]
-        lines.append(f"- {title}, NLL: {'; '.join(phrases)}.")
-    return "\n".join(lines)
+        lines.append(f"- {title}, {METRIC_NAMES[metric]}: {'; '.join(phrases)}.")
+    cancelled = " and ".join(f"“{name}”" for name in CANCELLED)
+    n_seeds, fits = table["n_seeds"].iloc[0], ablation.n_fits
+    note = (
+        f"{n_seeds} training(s), {fits} fit(s) of each form, averaged; intervals cover "
+        f"{'test rows' if n_seeds == 1 else 'test rows and trainings'}. {cancelled} are the same "
+        "for all neighbours of a query: alone, the softmax cancels them, so they are not tried "
+        "alone. The value path is left out: the vote does not read it."
+    )
+    return "\n".join([*lines, "", note])
 
 
 def _predict_variant(
@@ -260,16 +169,3 @@ def _effect(group: str, found: str) -> str:
     if found not in ("better", "worse"):
         return found
     return "helps" if (found == "worse") == (group == "off") else "harms"
-
-
-def _but(names: tuple[str, ...], name: str) -> tuple[str, ...]:
-    return tuple(each for each in names if each != name)
-
-
-def _spoken(feature: str) -> str:
-    return feature.replace("_", " ")
-
-
-def _scores_something(config: AttentionConfig) -> bool:
-    others = (config.situation, config.qk != "none", config.prototype_score)
-    return config.similarity or any(others)

@@ -3,6 +3,7 @@
 Axes: B queries, C classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 
-from attnknn.baselines import BASELINES, FittedMethod, fit_baseline
+from attnknn.baselines import BASELINES, KS, FittedMethod, fit_baseline
 from attnknn.classify import Attention, Distance, Method, Uniform, predict
 from attnknn.config import FittingConfig
 from attnknn.fit import FittedAttention, fit_on_neighbours, judged_nll
@@ -20,6 +21,7 @@ from attnknn.neighbours import Neighbours
 from attnknn.trained import TrainedRun
 
 METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
+TUNED_DEPTH = max(KS)  # neighbours that a tuned baseline may use, where the memory has them
 # Method name to probabilities; "_": held-out and test rows differ in number.
 Predictions = dict[str, Float[np.ndarray, "_ C"]]
 
@@ -52,7 +54,10 @@ def plain_methods(k: int) -> dict[str, Method]:
 
 
 def tuned_baselines(found: Neighbourhoods, *, label_error: float = 0.0) -> dict[str, FittedMethod]:
-    """Return the baselines with everything chosen on the held-out queries."""
+    """Return the baselines with everything chosen on the held-out queries.
+
+    Search deeper than the attention (``TUNED_DEPTH``): a plain vote may need more neighbours.
+    """
     held_out, labels = found.held_out, found.held_out_labels
     return {
         f"{name} (tuned)": fit_baseline(name, held_out, labels, label_error=label_error)
@@ -124,14 +129,18 @@ def _is_own(run: TrainedRun, here: Neighbourhoods) -> bool:
 
 
 def tidy_measures(
-    probs: Predictions, labels: Int[np.ndarray, " B"], **named: Any
+    probs: Predictions,
+    labels: Int[np.ndarray, " B"],
+    *,
+    metrics: Sequence[str] = METRICS,
+    **named: Any,
 ) -> list[dict[str, Any]]:
     """Return one row per method and measure, each with the given columns in front."""
     return [
         named | {"method": name, "metric": metric, "value": value}
         for name, table in probs.items()
         for metric, value in summarise(table, labels).items()
-        if metric in METRICS
+        if metric in metrics
     ]
 
 

@@ -5,6 +5,7 @@ The attention is fitted anew at each k: one fitted for 50 neighbours is not the 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -13,8 +14,8 @@ from tqdm import tqdm
 
 from attnknn.baselines import DISTANCE_TEMPERATURES, calibrate, fit_method
 from attnknn.classify import Distance, Uniform, predict
-from attnknn.compare import compare_methods
-from attnknn.measure import negative_log_likelihood
+from attnknn.compare import compare_methods, row_intervals
+from attnknn.measure import METRIC_NAMES, negative_log_likelihood
 from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
@@ -42,6 +43,23 @@ class KSweep:
     held_out: pd.DataFrame
     probs: dict[str, dict[int, list[Float[np.ndarray, "B C"]]]]
     labels: Int[np.ndarray, " B"]
+
+    @property
+    def n_seeds(self) -> int:
+        """Number of trainings."""
+        return self.table["seed"].nunique()
+
+    @cached_property
+    def over_rows(self) -> pd.DataFrame | None:
+        """Intervals over test rows at every k, where a single seed has none over seeds."""
+        if self.n_seeds > 1:
+            return None
+        # One k at a time: the resampled values of all at once would fill the memory.
+        tables = [
+            row_intervals({name: at[k] for name, at in self.probs.items()}, self.labels).assign(k=k)
+            for k in next(iter(self.probs.values()))
+        ]
+        return pd.concat(tables, ignore_index=True)
 
 
 def k_sweep(
@@ -94,10 +112,22 @@ def verdict(sweep: KSweep) -> str:
     """Return, in Markdown, where each method's best k lies and whether it matters."""
     lines = []
     for name, k in best_k(sweep).items():
-        at_k = {str(each): probs for each, probs in sweep.probs[name].items()}
-        table = compare_methods(at_k, sweep.labels, str(k), metrics=("nll",))
-        alike = [row["method"] for row in table.to_dict("records") if row["verdict"] != "worse"]
-        others = f"no worse at k = {', '.join(alike)}" if alike else "every other k is worse"
-        lines.append(f"- {name}: k = {k} (chosen on held-out queries); {others}.")
-    note = "NLL on test rows, paired tests, Holm-corrected."
+        said = "; ".join(_other_ks(sweep, name, k, metric) for metric in ("nll", "accuracy"))
+        lines.append(f"- {name}: k = {k} (chosen on held-out queries by NLL); {said}.")
+    note = "Other k on test rows, paired tests, Holm-corrected over k."
     return "\n".join([*lines, "", note])
+
+
+def _other_ks(sweep: KSweep, name: str, chosen: int, metric: str) -> str:
+    """Say at which other k a method is better than at its chosen one, and where no worse."""
+    at_k = {str(k): probs for k, probs in sweep.probs[name].items()}
+    title = METRIC_NAMES[metric]
+    if len(at_k) == 1:
+        return f"{title}: no other k was tried"
+    table = compare_methods(at_k, sweep.labels, str(chosen), metrics=(metric,))
+    found = {
+        word: ", ".join(table.loc[table["verdict"] == word, "method"])
+        for word in ("better", "no difference at this size")
+    }
+    parts = [f"{word} at k = {ks}" for word, ks in found.items() if ks]
+    return f"{title}: {'; '.join(parts) or 'every other k is worse'}"

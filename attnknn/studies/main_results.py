@@ -5,25 +5,29 @@ Axes: B test rows, C classes, V views.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from attnknn.baselines import fit_adaptive_k, fit_baseline
+from attnknn.baselines import FittedMethod, fit_adaptive_k
 from attnknn.calibrate import apply_temperature, fit_temperature
-from attnknn.classify import Uniform, predict, predict_views
-from attnknn.compare import compare_methods
+from attnknn.classify import Attention, KEnsemble, Method, predict, predict_views
+from attnknn.compare import compare_methods, row_intervals
 from attnknn.measure import (
     METRIC_NAMES,
     confusion_matrix,
     expected_calibration_error,
     reliability_table,
+    risk_coverage,
 )
 from attnknn.report import DisplayTable, pivot_mean_interval
+from attnknn.studies.chosen import chosen_rows, chosen_table
 from attnknn.studies.contest import (
     METRICS,
+    TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
     attention_at,
@@ -36,7 +40,10 @@ from attnknn.studies.contest import (
 from attnknn.trained import TrainedRun
 from attnknn.views import embed_views
 
+MEASURES = (*METRICS, "ace", "cwce", "aurc")  # what is saved
+CALIBRATION = ("ece", "ace", "cwce", "aurc")
 RELIABILITY = ("uniform", "distance (tuned)", "attention", "cnn + temperature")
+RISK = ("uniform", "distance (tuned)", "prototypes (tuned)", "attention", "cnn + temperature")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "cnn + temperature")
 
 
@@ -48,15 +55,44 @@ class MainResults:
         probs: Method name to one table of probabilities a seed.
         labels: True classes of the test rows, the same for all seeds.
         table: One row per seed, method and measure.
+        settings: One row per seed and tuned baseline: what the held-out queries chose.
     """
 
     probs: Mapping[str, list[Float[np.ndarray, "B C"]]]
     labels: Int[np.ndarray, " B"]
     table: pd.DataFrame
+    settings: pd.DataFrame
+
+    @property
+    def n_seeds(self) -> int:
+        """Number of trainings."""
+        return len(self.probs["attention"])
+
+    @cached_property
+    def over_rows(self) -> pd.DataFrame | None:
+        """Intervals over test rows, where a single seed has none over seeds."""
+        return row_intervals(self.probs, self.labels) if self.n_seeds == 1 else None
 
     def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece")):
         """Return every method's paired difference to the attention."""
         return compare_methods(self.probs, self.labels, "attention", metrics=metrics)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Everything that is fitted on the held-out queries of one run, once.
+
+    Attributes:
+        plain: The untuned methods.
+        tuned: The tuned baselines.
+        attention: The attention.
+        wrapped: The attention over several k, and with a k of each query's own.
+    """
+
+    plain: Mapping[str, Method]
+    tuned: Mapping[str, FittedMethod]
+    attention: Attention
+    wrapped: Mapping[str, Method]
 
 
 def main_results(
@@ -65,6 +101,7 @@ def main_results(
     k_eval: int = 50,
     k_baseline: int = 16,
     k_ensemble: Sequence[int] = (5, 10, 20),
+    k_tuned: int = TUNED_DEPTH,
     tta_views: int = 5,
     tta_kind: str = "v5",
 ) -> MainResults:
@@ -72,73 +109,77 @@ def main_results(
 
     Args:
         runs: One trained run a seed.
-        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_eval: Neighbours the attention weighs.
         k_baseline: Neighbours of the two untuned methods.
         k_ensemble: The k of the k-ensembles.
+        k_tuned: The most neighbours a tuned baseline may use.
         tta_views: Views of each test image, the original included; 0 or 1 leaves TTA out.
         tta_kind: "v5", "narrative" or "shifts".
     """
-    seeds = []
+    seeds, rows, chosen = [], [], []
     for run in runs:
-        found = search_run(run, max(k_eval, k_baseline, *k_ensemble))
-        probs = knn_predictions(run, found, k_eval, k_baseline, k_ensemble)
-        probs |= tta_predictions(run, found, k_eval, k_baseline, tta_views, tta_kind)
+        found = search_run(run, max(k_eval, k_baseline, k_tuned, *k_ensemble))
+        fitted = fit_methods(run, found, k_eval, k_baseline, k_ensemble, k_tuned)
+        probs = knn_predictions(fitted, found)
+        probs |= tta_predictions(run, fitted, found, tta_views, tta_kind)
         seeds.append(probs | cnn_predictions(run))
-    labels = runs[0].labels("test")
-    rows = [
-        row
-        for run, probs in zip(runs, seeds, strict=True)
-        for row in tidy_measures(
-            probs, labels, dataset=run.config.data.dataset, seed=run.config.seed
-        )
-    ]
+        named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
+        rows += tidy_measures(seeds[-1], run.labels("test"), metrics=MEASURES, **named)
+        searched = {"k_max": min(k_tuned, found.test.k), "n_memory": len(run.bank)}
+        chosen += chosen_rows(fitted.tuned, **searched, seed=run.config.seed)
     by_method = {name: [probs[name] for probs in seeds] for name in seeds[0]}
-    return MainResults(by_method, labels, pd.DataFrame(rows))
+    labels = runs[0].labels("test")
+    return MainResults(by_method, labels, pd.DataFrame(rows), chosen_table(chosen))
 
 
-def knn_predictions(
+def fit_methods(
     run: TrainedRun,
     found: Neighbourhoods,
     k_eval: int,
     k_baseline: int,
     k_ensemble: Sequence[int],
-) -> Predictions:
-    """Return test probabilities of the neighbour methods, all from one search."""
+    k_tuned: int,
+) -> Fitted:
+    """Return every neighbour method, fitted on the held-out queries of one search."""
     here = found.nearest(k_eval)
     attention = attention_at(run, found, k_eval)
-    adaptive = fit_adaptive_k(attention, here.held_out, found.held_out_labels)
-    ensemble = [attention_at(run, found, k) for k in k_ensemble]
-    plain = plain_methods(min(k_baseline, found.test.k))
-    probs = {name: predict(method, found.test) for name, method in plain.items()}
-    probs |= {name: fit.predict(here.test) for name, fit in tuned_baselines(here).items()}
-    return probs | {
-        "attention": predict(attention, here.test),
-        "attention + k-ensemble": np.mean([predict(each, found.test) for each in ensemble], axis=0),
-        "attention + adaptive k": predict(adaptive, here.test),
-    }
+    ks = sorted({min(k, found.test.k) for k in k_ensemble})
+    members = tuple(attention_at(run, found, k) for k in ks)
+    return Fitted(
+        plain=plain_methods(min(k_baseline, found.test.k)),
+        tuned=tuned_baselines(found.nearest(k_tuned)),
+        attention=attention,
+        wrapped={
+            "attention + k-ensemble": KEnsemble(attention, tuple(ks), members),
+            "attention + adaptive k": fit_adaptive_k(
+                attention, here.held_out, found.held_out_labels
+            ),
+        },
+    )
+
+
+def knn_predictions(fitted: Fitted, found: Neighbourhoods) -> Predictions:
+    """Return test probabilities of the neighbour methods, all from one search."""
+    probs = {name: predict(method, found.test) for name, method in fitted.plain.items()}
+    probs |= {name: each.predict(found.test) for name, each in fitted.tuned.items()}
+    attentions = {"attention": fitted.attention, **fitted.wrapped}
+    return probs | {name: predict(method, found.test) for name, method in attentions.items()}
 
 
 def tta_predictions(
-    run: TrainedRun,
-    found: Neighbourhoods,
-    k_eval: int,
-    k_baseline: int,
-    n_views: int,
-    kind: str,
+    run: TrainedRun, fitted: Fitted, found: Neighbourhoods, n_views: int, kind: str
 ) -> Predictions:
     """Return test probabilities averaged over views; nothing for data without views."""
     if n_views < 2 or run.splits.kind != "image":
         return {}
-    k = found.test.k
+    uniform, tuned = fitted.plain["uniform"], fitted.tuned["distance (tuned)"]
+    k = max(uniform.k, tuned.method.k, fitted.attention.k)
     others = embed_views(run, n_views=n_views, kind=kind)[1:]  # the first view is searched already
     views = [found.test, *(run.bank.search(rows, k) for rows in others)]
-    uniform, attention = Uniform(min(k_baseline, k)), attention_at(run, found, k_eval)
-    here = found.nearest(k_eval)
-    tuned = fit_baseline("distance", here.held_out, here.held_out_labels)
     return {
         "uniform + TTA": predict_views(uniform, views),
         "distance (tuned) + TTA": predict_views(tuned.method, views, calibration=tuned.calibration),
-        "attention + TTA": predict_views(attention, views),
+        "attention + TTA": predict_views(fitted.attention, views),
     }
 
 
@@ -157,7 +198,20 @@ def cnn_predictions(run: TrainedRun) -> Predictions:
 def main_table(results: MainResults) -> DisplayTable:
     """Return methods against measures; bold where the best beats tuned distance weights."""
     rival = compare_methods(results.probs, results.labels, "distance (tuned)", metrics=METRICS)
-    return pivot_mean_interval(results.table, comparison=rival)
+    shown = results.table[results.table["metric"].isin(METRICS)]
+    return pivot_mean_interval(shown, comparison=rival, over_rows=results.over_rows)
+
+
+def calibration_table(results: MainResults) -> DisplayTable:
+    """Return methods against what tells the worth of their confidences."""
+    shown = results.table[results.table["metric"].isin(CALIBRATION)]
+    return pivot_mean_interval(shown, over_rows=results.over_rows)
+
+
+def risk_curves(results: MainResults, names: Sequence[str] = RISK) -> dict[str, pd.DataFrame]:
+    """Return risk against coverage in the first seed, for those of the methods that are there."""
+    present = (name for name in names if name in results.probs)
+    return {name: risk_coverage(results.probs[name][0], results.labels) for name in present}
 
 
 def per_class(

@@ -7,8 +7,9 @@ Axes: B queries, C classes.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -25,7 +26,8 @@ from attnknn.trained import TrainedRun
 
 CRITERIA = {"nll": negative_log_likelihood, "accuracy": accuracy}
 ROOT, CHOSEN = "k = √n", "k chosen on held-out queries"
-K_REACH = 4.0  # the search goes to this many times √n
+K_REACH = 4.0  # the search goes to this many times √n at first,
+K_REACH_MOST = 32.0  # and to this many where the best k is the largest tried
 K_STEP = math.sqrt(2)
 
 
@@ -35,7 +37,8 @@ class RootN:
 
     Attributes:
         table: One row per seed, memory share, n, queries ("held-out", "test"), k and measure.
-        choice: One row per seed, memory share and criterion: √n and the chosen k.
+        choice: One row per seed, memory share and criterion: √n, the chosen k, the largest tried
+            and whether these two are the same (``capped``): the best k is then at least that.
         comparison: k = √n minus the chosen k on test queries, per memory share and criterion.
     """
 
@@ -44,11 +47,12 @@ class RootN:
     comparison: pd.DataFrame
 
 
-def k_grid(n_rows: int) -> list[int]:
-    """Return the k that are tried in a memory of n rows: 1 to about 4 √n, and √n itself."""
-    largest = min(n_rows, K_REACH * math.sqrt(n_rows))
+def k_grid(n_rows: int, reach: float = K_REACH) -> list[int]:
+    """Return the k that are tried in a memory of n rows: 1 to ``reach`` √n, and √n itself."""
+    largest = min(n_rows, reach * math.sqrt(n_rows))
     steps = int(math.log(max(largest, 1), K_STEP)) + 1
-    return sorted({round(K_STEP**step) for step in range(steps)} | {root_of(n_rows)})
+    ends = {root_of(n_rows)} | ({n_rows} if largest == n_rows else set())
+    return sorted({round(K_STEP**step) for step in range(steps)} | ends)
 
 
 def root_of(n_rows: int) -> int:
@@ -77,13 +81,18 @@ def root_n_study(
         for run in runs:
             bank = thinned_bank(run, check_range("share", share, low=0, high=1, low_open=True))
             named = {"seed": run.config.seed, "share": share, "n": len(bank)}
-            held_out, test = (votes_by_k(run, bank, part, n_queries) for part in ("val", "test"))
+            labels = run.labels("val")[some_rows(len(run.labels("val")), n_queries)]
+            held_out = deep_votes(
+                partial(votes_by_k, run, bank, "val", n_queries), labels, len(bank)
+            )
+            test = votes_by_k(run, bank, "test", n_queries, list(held_out))
             rows += _measured(held_out, run, "val", n_queries, named | {"queries": "held-out"})
             rows += _measured(test, run, "test", n_queries, named | {"queries": "test"})
-            labels = run.labels("val")[some_rows(len(run.labels("val")), n_queries)]
             for criterion in CRITERIA:
                 k, root = choose_k(held_out, labels, criterion), root_of(len(bank))
-                choices.append(named | {"criterion": criterion, "root": root, "chosen": k})
+                found = {"root": root, "chosen": k, "largest": max(held_out)}
+                capped = k == max(held_out) < len(bank)
+                choices.append(named | {"criterion": criterion, **found, "capped": capped})
                 for name, each in ((CHOSEN, k), (ROOT, root)):
                     probs[criterion].setdefault(name, []).append(test[each])
         labels = runs[0].labels("test")
@@ -111,11 +120,32 @@ def some_rows(n_rows: int, n_wanted: int, *, seed: int = 0) -> Int[np.ndarray, "
     return np.sort(np.random.default_rng(seed).choice(n_rows, n_wanted, replace=False))
 
 
-def votes_by_k(
-    run: TrainedRun, bank: MemoryBank, part: str, n_queries: int
+def deep_votes(
+    votes: Callable[[list[int]], dict[int, Float[np.ndarray, "B C"]]],
+    labels: Int[np.ndarray, " B"],
+    n_rows: int,
 ) -> dict[int, Float[np.ndarray, "B C"]]:
-    """Return the plain vote's probabilities at every k of the grid, from one search."""
-    ks, rows = k_grid(len(bank)), run.rows(part)
+    """Return votes at every k, searched deeper until the best k is not the largest.
+
+    Args:
+        votes: Returns the probabilities at every k asked for.
+        labels: The true classes of the queries.
+        n_rows: Rows of the memory.
+    """
+    reach = K_REACH
+    while True:
+        probs = votes(k_grid(n_rows, reach))
+        best = [choose_k(probs, labels, criterion) for criterion in CRITERIA]
+        if max(best) < max(probs) or reach >= K_REACH_MOST or max(probs) == n_rows:
+            return probs
+        reach *= 2
+
+
+def votes_by_k(
+    run: TrainedRun, bank: MemoryBank, part: str, n_queries: int, ks: Sequence[int]
+) -> dict[int, Float[np.ndarray, "B C"]]:
+    """Return the plain vote's probabilities at every k, from one search."""
+    rows = run.rows(part)
     found = bank.search(rows[some_rows(len(rows), n_queries)], max(ks))
     return {k: predict(Uniform(k), found) for k in ks}
 
@@ -130,9 +160,13 @@ def choose_k(
 
 
 def chosen_exponent(choice: pd.DataFrame, criterion: str) -> float:
-    """Return a of the fit chosen k = c · n^a; the rule of thumb says 0.5. NaN for one size."""
+    """Return a of the fit chosen k = c · n^a; the rule of thumb says 0.5.
+
+    NaN for one size, and where a chosen k is the largest tried: a fit would show how the grid
+    grows, not how the best k does.
+    """
     mine = choice[choice["criterion"] == criterion]
-    if mine["n"].nunique() < 2:
+    if mine["n"].nunique() < 2 or mine["capped"].any():
         return float("nan")
     return -float(power_exponent(mine["n"].to_numpy(), mine["chosen"].to_numpy(dtype=np.float64)))
 
@@ -140,7 +174,10 @@ def chosen_exponent(choice: pd.DataFrame, criterion: str) -> float:
 def error_exponent(table: pd.DataFrame) -> float:
     """Return a of the fit error = c / k^a of the test error over the largest memory."""
     mine = table[(table["queries"] == "test") & (table["metric"] == "accuracy")]
-    errors = 1 - mine[mine["share"] == mine["share"].max()].groupby("k")["value"].mean()
+    mine = mine[mine["share"] == mine["share"].max()]
+    # Not as deep as a search for the best k may have gone: nobody claims that error falls there.
+    mine = mine[mine["k"] <= K_REACH * np.sqrt(mine["n"])]
+    errors = 1 - mine.groupby("k")["value"].mean()
     errors = errors[errors > 0]
     if len(errors) < 3:
         return float("nan")

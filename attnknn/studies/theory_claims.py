@@ -170,16 +170,29 @@ def k_far_below_root(theory: Theory) -> Claim:
     choice = theory.root_n.choice
     full = choice[choice["share"] == choice["share"].max()]
     ratios = (full["chosen"] / full["root"]).groupby(full["criterion"], sort=False).median()
-    shown = ", ".join(f"{ratio:.2f} √n by {METRIC_NAMES[name]}" for name, ratio in ratios.items())
-    exponents = ((METRIC_NAMES[name], chosen_exponent(choice, name)) for name in ratios.index)
-    grows = ", ".join(f"n^{exponent:.2f} by {name}" for name, exponent in exponents)
+    capped = full.groupby("criterion", sort=False)["capped"].any()
+    shown = ", ".join(
+        f"{'at least ' if capped[name] else ''}{ratio:.2f} √n by {METRIC_NAMES[name]}"
+        for name, ratio in ratios.items()
+    )
+    grows = ", ".join(_growth(choice, name) for name in ratios.index)
     below = ratios <= 0.1
     return Claim(
         "The best k is far below √n",
         "chosen k ≤ 0.1 √n at the full memory",
-        f"{shown}; grows as {grows}",
+        f"{shown}; grows {grows}",
         HOLDS if below.all() else PARTLY if below.any() else FAILS,
     )
+
+
+def _growth(choice: pd.DataFrame, criterion: str) -> str:
+    """Say how the chosen k grows with the memory, or why that cannot be said."""
+    exponent, name = chosen_exponent(choice, criterion), METRIC_NAMES[criterion]
+    if not np.isnan(exponent):
+        return f"as n^{exponent:.2f} by {name}"
+    capped = choice[(choice["criterion"] == criterion) & choice["capped"]]
+    why = "the largest k tried was best" if len(capped) else "one memory size"
+    return f"at a rate by {name} that was not fitted ({why})"
 
 
 def gumbel_follows_softmax(theory: Theory) -> Claim:
