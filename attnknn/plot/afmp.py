@@ -109,7 +109,7 @@ def gate_maps(
             ax.add_collection(lines)
             ax.plot(*places.T, ".", color="white", markersize=2.2, markeredgecolor="none")
             ax.set(xticks=[], yticks=[])
-    bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18 * n_rows)
+    bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18 * min(n_rows, 3))
     bar.set_label("mean gate")
     return figure
 
