@@ -1,5 +1,12 @@
 """Stage 1: every setting is really applied, resume is exact, the test rows are never read."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -178,6 +185,37 @@ def test_the_bar_shows_running_means(base, names, tmp_path, monkeypatch):
     assert [list(values) for values in shown] == [names] * 3  # three steps
     columns = {"loss": "loss", "accuracy": "train_accuracy", "entropy": "entropy"}
     assert shown[-1] == {name: f"{history[columns[name]].iloc[0]:.3f}" for name in names}
+
+
+# In a process of its own: the shape checks that tests switch on cannot be compiled.
+COMPILED = """
+import json, sys
+from pathlib import Path
+from test_stage1 import train
+from tiny import SMALL, config
+histories = {}
+for compiled in (False, True):
+    settings = config(SMALL, compile=compiled)
+    stage, history = train(settings, Path(sys.argv[1]), name=f"compiled {compiled}")
+    histories[hasattr(stage.features, "_torchdynamo_orig_callable")] = history.to_dict("list")
+print(json.dumps([histories[False], histories[True]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: no g++")
+def test_compiled_features_train_the_same_network(tmp_path):
+    here = Path(__file__).parent
+    places = {
+        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent))),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", COMPILED, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, compiled = json.loads(done.stdout.splitlines()[-1])
+    for name in ("loss", "val_nll"):
+        np.testing.assert_allclose(compiled[name], plain[name], rtol=1e-3)
 
 
 def test_a_joint_epoch_is_judged_with_a_memory_of_its_own_weights(tmp_path):
