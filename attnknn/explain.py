@@ -1,4 +1,11 @@
-"""Explanations: which memory rows a prediction rests on, and how much each of them counts."""
+"""Explanations: which memory rows a prediction rests on, and how much each of them counts.
+
+    table = explain(method, bank.search(query, k), class_names=names)
+    figure = plot.explanation(table)
+
+The first line is the table, the second its figure; with ``image`` and ``images`` the neighbours are
+drawn as pictures.
+"""
 
 from collections.abc import Sequence
 
@@ -21,7 +28,7 @@ def explain(
     Returns:
         One row per query and neighbour, nearest first: ``query`` (its place in the search),
         ``rank`` (1 = nearest), ``id`` (memory row), ``label``, ``similarity``, ``trust`` and
-        ``weight``; the weights of a query sum to 1.
+        ``weight``; the weights of a query sum to 1. ``plot.explanation`` draws it.
     """
     seen = neighbours.nearest(method.k)
     weights = method.weights(neighbours)

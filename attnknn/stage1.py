@@ -30,6 +30,8 @@ from attnknn.parallel import ALONE, Group, running_statistics
 from attnknn.selfmemory import SelfMemory
 
 State = dict[str, dict[str, Tensor]]
+# Of what an objective records, the running means that the progress bar has room for.
+SHOWN = {"loss": "loss", "train_accuracy": "accuracy", "entropy": "entropy"}
 
 
 class Stage1:
@@ -81,7 +83,7 @@ class Stage1:
         Args:
             checkpoint: Written after every epoch; a killed run resumes from it and ends with the
                 same numbers as an unbroken one.
-            progress: Show a bar with the running loss.
+            progress: Show a bar with the running loss, accuracy and, where there is one, entropy.
 
         Returns:
             One row an epoch: mean losses, entropies, accuracies, learning rate, seconds.
@@ -133,7 +135,8 @@ class Stage1:
             self.optimiser.set_step(self.epoch * self.steps_per_epoch + number)
             for name, value in self._train_step(ids).items():
                 sums[name] += float(value)
-            bar.set_postfix(loss=f"{sums['loss'] / (number + 1):.3f}", refresh=False)
+            seen = {name: sums[key] / (number + 1) for key, name in SHOWN.items() if key in sums}
+            bar.set_postfix({name: f"{mean:.3f}" for name, mean in seen.items()}, refresh=False)
         return {name: total / len(batches) for name, total in sums.items()}
 
     def _train_step(self, ids: Int[Tensor, " B"]) -> dict[str, Tensor]:
@@ -248,6 +251,7 @@ class Stage1:
             "generator": self.generator.get_state(),
             "torch_rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "mps_rng": torch.mps.get_rng_state() if torch.backends.mps.is_available() else None,
             # A memory older than the networks cannot be made again from them.
             "memory_rows": None if memory is None else memory.bank.rows,
         }
@@ -260,6 +264,8 @@ class Stage1:
         torch.set_rng_state(state["torch_rng"])
         if state.get("cuda_rng") and torch.cuda.is_available():
             torch.cuda.set_rng_state_all(state["cuda_rng"])
+        if state.get("mps_rng") is not None and torch.backends.mps.is_available():
+            torch.mps.set_rng_state(state["mps_rng"])
         if state["memory_rows"] is not None:
             self._remember(state["memory_rows"].numpy())
 

@@ -1,10 +1,19 @@
 """Stage 1: every setting is really applied, resume is exact, the test rows are never read."""
 
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
+from attnknn import stage1
+from attnknn.checkpoint import load_checkpoint, save_checkpoint
 from attnknn.stage1 import Stage1, uses_bfloat16
 
 CPU = torch.device("cpu")
@@ -141,6 +150,72 @@ def test_the_best_epoch_is_the_one_that_validates_best(tmp_path):
     labels = torch.from_numpy(stage.splits.val.labels)
     accuracy = (log_probs.argmax(dim=1) == labels).float().mean()
     assert float(accuracy) == pytest.approx(history["val_accuracy"].max())
+
+
+def test_the_checkpoint_keeps_the_random_state_of_mps(tmp_path, monkeypatch):
+    # Trained first: torch's compiler, which training loads, cannot be loaded under the patches.
+    stage, _ = train(config(SMALL, epochs=1), tmp_path)
+    restored = []
+    monkeypatch.setattr(torch.mps, "get_rng_state", lambda: torch.arange(5, dtype=torch.uint8))
+    monkeypatch.setattr(torch.mps, "set_rng_state", restored.append)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    save_checkpoint(tmp_path / "mps.pt", stage._state())
+    stage._restore(load_checkpoint(tmp_path / "mps.pt"))
+    assert [state.tolist() for state in restored] == [[0, 1, 2, 3, 4]]
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    stage._restore(load_checkpoint(tmp_path / "mps.pt"))  # on a machine without MPS
+    assert len(restored) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "names"),
+    [(SMALL, ["loss", "accuracy"]), (JOINT, ["loss", "accuracy", "entropy"])],
+    ids=["cross_entropy", "joint"],
+)
+def test_the_bar_shows_running_means(base, names, tmp_path, monkeypatch):
+    shown = []
+
+    class Watched(stage1.tqdm):
+        def set_postfix(self, values, **options):
+            shown.append(values)
+            super().set_postfix(values, **options)
+
+    monkeypatch.setattr(stage1, "tqdm", Watched)
+    _, history = train(config(base, epochs=1), tmp_path)
+    assert [list(values) for values in shown] == [names] * 3  # three steps
+    columns = {"loss": "loss", "accuracy": "train_accuracy", "entropy": "entropy"}
+    assert shown[-1] == {name: f"{history[columns[name]].iloc[0]:.3f}" for name in names}
+
+
+# In a process of its own: the shape checks that tests switch on cannot be compiled.
+COMPILED = """
+import json, sys
+from pathlib import Path
+from test_stage1 import train
+from tiny import SMALL, config
+histories = {}
+for compiled in (False, True):
+    settings = config(SMALL, compile=compiled)
+    stage, history = train(settings, Path(sys.argv[1]), name=f"compiled {compiled}")
+    histories[hasattr(stage.features, "_torchdynamo_orig_callable")] = history.to_dict("list")
+print(json.dumps([histories[False], histories[True]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: no g++")
+def test_compiled_features_train_the_same_network(tmp_path):
+    here = Path(__file__).parent
+    places = {
+        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent))),
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
+    }
+    command = [sys.executable, "-c", COMPILED, str(tmp_path)]
+    done = subprocess.run(command, env=os.environ | places, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    plain, compiled = json.loads(done.stdout.splitlines()[-1])
+    for name in ("loss", "val_nll"):
+        np.testing.assert_allclose(compiled[name], plain[name], rtol=1e-3)
 
 
 def test_a_joint_epoch_is_judged_with_a_memory_of_its_own_weights(tmp_path):

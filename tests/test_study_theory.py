@@ -307,6 +307,28 @@ def test_every_table_covers_both_seeds(checked):
     assert checked.entropies["entropy"].between(0, 1 + 1e-6).all()
 
 
+def test_entropies_are_summed_up_by_seed_method_and_outcome(checked):
+    table = theory.entropy_table(checked.entropies)
+    assert table.groupby(["seed", "method"])["n"].sum().eq(24).all()
+    for row in table.to_dict("records"):
+        same = (checked.entropies[name] == row[name] for name in ("seed", "method", "correct"))
+        entropy = checked.entropies.loc[np.logical_and.reduce(list(same)), "entropy"]
+        assert row["n"] == len(entropy)
+        assert row["mean"] == pytest.approx(entropy.mean())
+        assert row["median"] == pytest.approx(entropy.median())
+        quartiles = [row["lower quartile"], row["upper quartile"]]
+        assert quartiles == pytest.approx(np.quantile(entropy, [0.25, 0.75]).tolist())
+
+
+def test_tiny_deviations_are_written_with_exponents(checked):
+    norms = theory.with_exponents(checked.norms)
+    for text, value in zip(
+        norms["largest deviation"], checked.norms["largest deviation"], strict=True
+    ):
+        assert "e-" in text and float(text) == pytest.approx(value, rel=0.01)
+    assert norms["mean"].equals(checked.norms["mean"])
+
+
 def test_the_claims_have_their_schema_and_the_identities_hold(checked):
     table = theory_claims.claims_table(checked)
     assert list(table.columns) == ["claim", "bound", "measured", "verdict"]

@@ -57,31 +57,19 @@ class Insight(Machinery):
         Returns:
             A matplotlib figure.
         """
-        from attnknn.plot import neighbour_bars, neighbour_strip  # matplotlib is slow to load
+        from attnknn.plot import explanation  # matplotlib is slow to load
 
-        if (image is None) != (images is None):
-            raise ValueError("image and images must be given together, got one of them")
         table = self.explain(X)
         if table["query"].max() > 0:
             raise ValueError(f"X must be one row, got {table['query'].max() + 1} rows")
-        names = [str(name) for name in self.classes_]
-        labels = np.searchsorted(self.classes_, table["label"].to_numpy())
-        predicted = int(np.searchsorted(self.classes_, table["predicted"].iloc[0]))
-        weights, trust = (table[name].to_numpy(float) for name in ("weight", "trust"))
-        options = {"trust": trust, "class_names": names, "predicted": predicted}
-        if images is None:
-            rows = [f"row {place}" for place in table["id"]]
-            ax = neighbour_bars(weights, labels, row_names=rows, n_shown=n_shown, **options)
-            return ax.figure
-        if len(images) <= table["id"].max():
-            raise ValueError(
-                f"images must hold a picture of every training row, got {len(images)} pictures "
-                f"for row {table['id'].max()}"
-            )
-        pictures = np.stack([np.asarray(images[place]) for place in table["id"]])
-        note = f"predicted {names[predicted]}"
-        return neighbour_strip(
-            image, pictures, weights, labels, query_note=note, n_shown=n_shown, **options
+        predicted = table["predicted"].iloc[0]
+        return explanation(
+            table,
+            image=image,
+            images=images,
+            predicted=predicted,
+            query_note=f"predicted {predicted}",
+            n_shown=n_shown,
         )
 
     def label_issues(self, *, all_rows: bool = False) -> pd.DataFrame:

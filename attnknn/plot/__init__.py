@@ -13,7 +13,7 @@ from attnknn.plot.afmp import (
     scaling_panels,
 )
 from attnknn.plot.calibration import confusion, reliability_diagram, risk_coverage_curves
-from attnknn.plot.neighbours import neighbour_bars, neighbour_strip
+from attnknn.plot.neighbours import explanation, neighbour_bars, neighbour_strip
 from attnknn.plot.results import forest, method_dots, sweep_lines, sweep_panels, training_curves
 from attnknn.plot.style import (
     COLUMN_WIDTH,
@@ -31,6 +31,7 @@ __all__ = [
     "ablation_forest",
     "afmp_panels",
     "confusion",
+    "explanation",
     "forest",
     "gate_histogram",
     "gate_layers",

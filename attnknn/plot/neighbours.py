@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +15,50 @@ from matplotlib.figure import Figure
 from attnknn.plot.style import ALARM, COLUMN_WIDTH, FAINT, FULL_WIDTH, INK, METHOD_STYLES
 
 _ACCENT = METHOD_STYLES["attention"].colour
+
+
+def explanation(
+    table: pd.DataFrame,
+    *,
+    query: int = 0,
+    image: np.ndarray | None = None,
+    images: Sequence[np.ndarray] | np.ndarray | None = None,
+    predicted: object = None,
+    query_note: str = "query",
+    n_shown: int = 8,
+) -> Figure:
+    """Draw the explanation of one query: pictures of its neighbours where there are any, else bars.
+
+    Args:
+        table: From ``attnknn.explain.explain``, or the ``explain`` of an estimator.
+        query: Which of its queries.
+        image: What the query looks like, as for `neighbour_strip`.
+        images: What the memory rows look like, by ``id``.
+        predicted: The predicted label; neighbours with another one have another colour.
+        query_note: Written above the picture of the query.
+        n_shown: Neighbours drawn, heaviest first.
+    """
+    if (image is None) != (images is None):
+        raise ValueError("image and images must be given together, got one of them")
+    rows = table[table["query"] == query]
+    if rows.empty:
+        raise ValueError(f"query must be in the table, got {query=}")
+    codes, found = pd.factorize(rows["label"])
+    names, ids = [str(name) for name in found], rows["id"].tolist()
+    weights, trust = (rows[name].to_numpy(float) for name in ("weight", "trust"))
+    options = {"trust": trust, "class_names": names, "n_shown": n_shown}
+    if predicted is not None:  # no neighbour need carry the predicted label
+        options["predicted"] = names.index(str(predicted)) if str(predicted) in names else -1
+    if images is None:
+        row_names = [f"row {place}" for place in ids]
+        return neighbour_bars(weights, codes, row_names=row_names, **options).figure
+    if len(images) <= max(ids):
+        raise ValueError(
+            f"images must hold a picture of every training row, got {len(images)} pictures "
+            f"for row {max(ids)}"
+        )
+    pictures = np.stack([np.asarray(images[place]) for place in ids])
+    return neighbour_strip(image, pictures, weights, codes, query_note=query_note, **options)
 
 
 def neighbour_strip(

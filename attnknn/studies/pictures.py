@@ -5,6 +5,7 @@ from matplotlib.figure import Figure
 
 from attnknn import plot
 from attnknn.classify import predict
+from attnknn.explain import explain
 from attnknn.neighbours import Neighbours
 from attnknn.trained import TrainedRun
 
@@ -21,18 +22,15 @@ def neighbours_figure(
         part: "val" or "test".
     """
     one = found.of_queries(slice(query, query + 1))
-    method = run.method(found.k)
-    probs, weights = predict(method, one)[0], method.weights(one)[0].numpy()
+    method, names = run.method(found.k), run.class_names
+    probs = predict(method, one)[0]
     predicted, actual = int(probs.argmax()), int(run.labels(part)[query])
-    names = run.class_names
     note = f"{names[actual]}?\n{names[predicted]} {100 * probs[predicted]:.0f} %"
-    seen = {"trust": one.trust[0].numpy(), "class_names": names, "predicted": predicted}
-    labels = one.labels[0].numpy()
-    if run.splits.kind != "image":
-        return plot.neighbour_bars(weights, labels, **seen).figure
-    images = drawable(run.splits.train.inputs[one.ids[0].numpy()])
-    own = drawable(getattr(run.splits, part).inputs[query][None])[0]
-    return plot.neighbour_strip(own, images, weights, labels, query_note=note, **seen)
+    seen = {"predicted": names[predicted], "query_note": note}
+    if run.splits.kind == "image":
+        seen["image"] = drawable(getattr(run.splits, part).inputs[query][None])[0]
+        seen["images"] = drawable(run.splits.train.inputs)
+    return plot.explanation(explain(method, one, class_names=names), **seen)
 
 
 def drawable(images: np.ndarray) -> np.ndarray:

@@ -211,6 +211,20 @@ def weight_entropies(run: TrainedRun, k: int) -> tuple[pd.DataFrame, pd.DataFram
     return pd.concat(entropies, ignore_index=True), pd.DataFrame(errors)
 
 
+def entropy_table(entropies: pd.DataFrame) -> pd.DataFrame:
+    """Return mean and quartiles of ``Theory.entropies``, by seed, method, and right or wrong."""
+    found = entropies.groupby(["seed", "method", "correct"], sort=False)["entropy"].describe()
+    names = {"count": "n", "mean": "mean", "25%": "lower quartile", "50%": "median"}
+    table = found[[*names, "75%"]].rename(columns=names | {"75%": "upper quartile"})
+    return table.astype({"n": int}).reset_index()
+
+
+def with_exponents(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose largest deviations are text: "1.19e-07" would print as 0.0000."""
+    worst = [column for column in table if column.startswith("largest")]
+    return table.assign(**{column: table[column].map("{:.2e}".format) for column in worst})
+
+
 def _heads(n_heads: int) -> AttentionConfig:
     return AttentionConfig(heads=n_heads)
 
