@@ -7,7 +7,6 @@ from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-import faiss
 import numpy as np
 import pandas as pd
 import torch
@@ -32,6 +31,7 @@ from attnknn.estimator.inputs import (
     take,
 )
 from attnknn.estimator.ledger import GONE, Ledger
+from attnknn.index.load import faiss
 from attnknn.neighbours import Neighbours
 
 MISSING = ("error", "impute")
