@@ -4,7 +4,7 @@ import math
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from numbers import Real
 from typing import Any
@@ -265,10 +265,12 @@ def _check_noise(label_noise: Any, n_classes: int) -> None:
         check_range("label_noise", label_noise, low=0, high=1 - 1 / n_classes, high_open=True)
 
 
-def check_number(name: str, value: Any) -> None:
-    """Refuse what cannot be compared with numbers."""
-    if not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number, got {name}={value!r}")
+def check_number(name: str, value: Any) -> float:
+    """Return a number as a float, or refuse it."""
+    if isinstance(value, Real):
+        with suppress(OverflowError):  # an integer beyond all floats
+            return float(value)
+    raise ValueError(f"{name} must be a number, got {name}={value!r}")
 
 
 def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:

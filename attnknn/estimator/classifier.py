@@ -11,7 +11,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from attnknn.checks import check_count
+from attnknn.checks import check_count, check_labels
 from attnknn.estimator.base import check_reject, lowered
 from attnknn.estimator.inputs import check_classes, n_rows_of, naming
 from attnknn.estimator.insight import Insight
@@ -165,6 +165,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
             ids = np.unique(np.atleast_1d(np.asarray(ids)))
         if not len(ids):
             return self
+        n_given = len(self._ledger.entries)
+        ids = check_labels("ids", ids, n_rows=len(ids), n_classes=n_given)  # one of so many, too
         self._ledger, removed = self._ledger.without(ids)
         if len(removed):
             self.memory_.remove(removed)

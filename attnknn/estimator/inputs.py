@@ -3,6 +3,7 @@
 Axes: N rows, F features, C classes.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -28,8 +29,10 @@ WEIGHT_LIMITS = (1e-20, 1e12)  # their ratios, copies summed, stay in single pre
 LARGEST = 1e15  # the squares of larger numbers, and sums of them, leave single precision
 Rows = np.ndarray | pd.DataFrame
 # Errors of scikit-learn's that say what they are about; numpy's never do.
-SPOKEN = ("X ", "y ", "ample_weight", "ample weights", "Expected 2D", "Found array")
-SPOKEN += ("Complex data", "feature names", "label type")
+SPOKEN = re.compile(
+    r"\bX\b|\by\b|sample_weight|Sample weights|Expected 2D array|Found array|Complex data|"
+    "feature names|Unknown label type"
+)
 
 
 @contextmanager
@@ -38,7 +41,7 @@ def naming(name: str, rule: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, OverflowError) as error:
-        if any(words in str(error) for words in SPOKEN):
+        if SPOKEN.search(str(error)):
             raise
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{name} must {rule}, got: {error}") from error

@@ -7,7 +7,13 @@ import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
-from attnknn.calibrate import fit_conformal, predict_sets, rejection_threshold
+from attnknn.calibrate import (
+    CONFORMAL_SCORES,
+    fit_conformal,
+    predict_sets,
+    rejection_threshold,
+)
+from attnknn.checks import check_one_of
 from attnknn.classify import at_k
 from attnknn.estimator.base import Machinery, check_number
 from attnknn.estimator.inputs import check_classes
@@ -157,7 +163,8 @@ class Insight(Machinery):
             score: "aps" (adapts to hard rows) or "lac" (smallest sets).
             held_out: Rows and labels that ``fit`` has not seen.
         """
-        check_number("coverage", coverage)
+        check_one_of("score", score, CONFORMAL_SCORES)
+        coverage = check_number("coverage", coverage)
         probs = self.predict_proba(X)
         judged = self._held_out() if held_out is None else self._judged(*held_out)
         threshold = fit_conformal(*judged, coverage, score=score)
@@ -176,13 +183,11 @@ class Insight(Machinery):
                 Infinite (never answer) where even the most confident rows err more.
         """
         check_is_fitted(self)
-        for name, value in (("coverage", coverage), ("target_risk", target_risk)):
-            if value is not None:
-                check_number(name, value)
+        wanted = {"coverage": coverage, "target_risk": target_risk}
+        wanted = {k: None if v is None else check_number(k, v) for k, v in wanted.items()}
         return rejection_threshold(
             *self._held_out(),
-            coverage=coverage,
-            target_risk=target_risk,
+            **wanted,
             label_error=self.label_noise_,
         )
 
