@@ -267,16 +267,20 @@ def rejection_threshold(
     *,
     coverage: float | None = None,
     target_risk: float | None = None,
+    label_error: float = 0.0,
 ) -> float:
     """Return the confidence below which to abstain; rows at the threshold are answered.
 
     Args:
         probs: Probabilities of held-out rows.
-        labels: Their true classes.
+        labels: Their classes.
         coverage: Answer at least this share of rows, as few more as ties allow.
         target_risk: Answer as many rows as possible with at most this share of errors on the
             held-out rows (no finite-sample guarantee). Infinite, so that nothing is answered,
             where even the most confident rows err more.
+        label_error: e, the share of ``labels`` that is wrong whatever the row, each in favour of
+            any other class alike. Answers of risk r then differ from a label with probability
+            e + r (1 - e C / (C - 1)), which is solved for r, within [0, 1].
     """
     if (coverage is None) == (target_risk is None):
         raise ValueError(
@@ -290,7 +294,10 @@ def rejection_threshold(
     check_range("target_risk", target_risk, low=0.0, high=1.0)
     values, group = np.unique(-probs.max(axis=1), return_inverse=True)  # most confident first
     errors = np.bincount(group, weights=probs.argmax(axis=1) != labels)
-    risk = np.cumsum(errors) / np.cumsum(np.bincount(group))
+    chance = 1 - 1 / probs.shape[1]
+    check_range("label_error", label_error, low=0, high=chance, high_open=True)
+    differs = np.cumsum(errors) / np.cumsum(np.bincount(group))
+    risk = np.clip((differs - label_error) / (1 - label_error / chance), 0, 1)
     allowed = np.flatnonzero(risk <= target_risk)
     return float(-values[allowed[-1]]) if len(allowed) else float("inf")
 

@@ -228,8 +228,11 @@ class MemoryBank(RowBank):
 
 
 def _checked_weights(weights: np.ndarray, n_rows: int) -> Float[Tensor, " M"]:
-    if weights.shape != (n_rows,) or not (np.isfinite(weights) & (weights > 0)).all():
+    checked = torch.tensor(weights, dtype=torch.float32)
+    # Checked after narrowing: a float64 of 1e-50 becomes 0 here, and its logarithm infinite.
+    if checked.shape != (n_rows,) or not (checked.isfinite() & (checked > 0)).all():
         raise ValueError(
-            f"weights must be {n_rows} finite numbers above 0, got {weights=} of {weights.shape=}"
+            f"weights must be {n_rows} finite numbers above 0 in single precision, "
+            f"got {weights=} of {weights.shape=}"
         )
-    return torch.tensor(weights, dtype=torch.float32)
+    return checked

@@ -37,7 +37,13 @@ class UnreadableFileError(ValueError):
     """A file is there but cannot be read as what its name says."""
 
 
-def read_own(path: Path, *, label_column: str = "label", image_size: int | None = None) -> Rows:
+def read_own(
+    path: Path,
+    *,
+    label_column: str = "label",
+    image_size: int | None = None,
+    allow_missing: bool = False,
+) -> Rows:
     """Return the rows of the user's own data.
 
     Args:
@@ -46,13 +52,14 @@ def read_own(path: Path, *, label_column: str = "label", image_size: int | None 
             and ``labels`` (or ``X`` and ``y``), or ``.npy`` with ``<name>_labels.npy`` beside it.
         label_column: The label of a table.
         image_size: Side in pixels of the square images; None keeps a size that all share.
+        allow_missing: Let missing numbers of a table pass; whoever asks puts others in.
     """
     path = Path(path)
     if path.is_dir():
         return _read_folder(path, image_size)
     suffix = path.suffix.lower()
     if suffix in TABLE_READERS:
-        return _read_table(path, label_column)
+        return _read_table(path, label_column, allow_missing=allow_missing)
     if suffix in (".npy", ".npz"):
         return _read_embeddings(path)
     known = ", ".join([*TABLE_READERS, ".npy", ".npz"])
@@ -76,7 +83,7 @@ def encode_labels(values: np.ndarray) -> tuple[Int[np.ndarray, "N"], tuple[str, 
     return ids.reshape(-1).astype(np.int64), tuple(str(name) for name in names)
 
 
-def _read_table(path: Path, label_column: str) -> Rows:
+def _read_table(path: Path, label_column: str, *, allow_missing: bool) -> Rows:
     try:
         table = TABLE_READERS[path.suffix.lower()](path)
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors derive from these
@@ -89,7 +96,8 @@ def _read_table(path: Path, label_column: str) -> Rows:
         )
     labels, class_names = encode_labels(table.pop(label_column).to_numpy())
     table.columns = [str(column) for column in table.columns]
-    return Rows("table", check_table(table), labels, class_names, source=str(path))
+    checked = check_table(table, allow_missing=allow_missing)
+    return Rows("table", checked, labels, class_names, source=str(path))
 
 
 def _read_delimited(path: Path) -> pd.DataFrame:

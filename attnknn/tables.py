@@ -104,13 +104,14 @@ def is_number(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
-def check_table(table: pd.DataFrame) -> pd.DataFrame:
-    """Return ``table`` if all its columns can be encoded."""
+def check_table(table: pd.DataFrame, *, allow_missing: bool = False) -> pd.DataFrame:
+    """Return ``table`` if all its columns can be encoded, missing numbers put in where allowed."""
     if table.shape[1] == 0:
         raise ValueError("table must have at least one feature column, got none")
     for column in table:
         if is_number(table[column]):
-            bad = ~np.isfinite(table[column].to_numpy(np.float64, na_value=np.nan))
+            values = table[column].to_numpy(np.float64, na_value=np.nan)
+            bad = np.isinf(values) if allow_missing else ~np.isfinite(values)
             rule, count = "be finite numbers", int(bad.sum())
             found = f"{count} NaN or infinite values, first in row {int(bad.argmax())}"
         else:

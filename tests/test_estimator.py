@@ -1,9 +1,11 @@
 """The classifier: what it promises about rows, weights, ids, noise, sets, files and small data."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pandas as pd
@@ -13,9 +15,9 @@ import torch
 from sklearn.datasets import load_iris, make_blobs
 from sklearn.neighbors import NearestNeighbors
 
-from attnknn import AttnKNNClassifier
+from attnknn import AttnKNNClassifier, blas
 from attnknn.config import FittingConfig
-from attnknn.estimator import fitting
+from attnknn.estimator import base, fitting
 from attnknn.estimator.base import NEW_CLASSES
 
 NAMES = np.array(["setosa", "versicolor", "virginica"])
@@ -147,6 +149,30 @@ class TestNeighbours:
             model = fitted_on(flowers, n_neighbors=500)
         assert len(caught) == 1 and model.n_neighbors_ <= 75
 
+    def test_more_neighbours_than_rows_are_lowered_and_said_once(self, model, flowers):
+        n_rows = len(model.memory_)
+        with pytest.warns(
+            UserWarning, match=f"n_neighbors=500 is lowered to the {n_rows} "
+        ) as said:
+            found = model.kneighbors(flowers[2][:7], 500, return_distance=False)
+        assert found.shape == (7, n_rows) and len(said) == 1
+        with pytest.warns(UserWarning, match=f"is lowered to the {n_rows - 1} distinct rows"):
+            distances, found = model.kneighbors(n_neighbors=n_rows)
+        assert found.shape == distances.shape == (n_rows, n_rows - 1)
+
+    def test_forgotten_rows_are_not_asked_for(self, flowers):
+        model = fitted_on(flowers).forget(np.arange(3, 75))
+        assert model.kneighbors(flowers[2], return_distance=False).shape == (75, 3)
+        assert model.kneighbors(return_distance=False).shape == (3, 2)
+
+    def test_the_last_row_has_no_neighbours_and_is_taken_at_its_word(self, flowers):
+        model = fitted_on(flowers).forget(np.arange(74))  # a virginica is left, the last class
+        assert (model.kneighbors(flowers[2][:2], return_distance=False) == 74).all()
+        with pytest.raises(ValueError, match="X must be given where the memory holds one row"):
+            model.kneighbors()
+        issues = model.label_issues(all_rows=True)
+        assert issues["suggested"].tolist() == ["virginica"] and not issues["is_issue"].any()
+
 
 class TestMemory:
     """Rows come and go by id."""
@@ -225,6 +251,22 @@ class TestMemory:
         assert model.forget(np.arange(301)).memory_.weights is None
         assert len(model.memory_) == len(rows)
 
+    def test_weights_that_single_precision_cannot_hold_are_refused(self, flowers):
+        rows, labels, weights = flowers[0], flowers[1], np.ones(75)
+        bank = fitted_on(flowers).memory_
+        for far in (1e-50, 1e50):
+            weights[4] = far
+            with pytest.raises(ValueError, match=r"sample_weight .* must be 0 or lie between"):
+                AttnKNNClassifier().fit(rows, labels, sample_weight=weights)
+            with pytest.raises(ValueError, match=r"weights must be .* above 0 in single precision"):
+                bank.reweigh(weights[: len(bank)])
+
+    def test_weights_that_lie_far_apart_still_give_probabilities(self, flowers):
+        weights = np.where(np.arange(75) % 2, 1e-20, 1e12)
+        model = AttnKNNClassifier(random_state=0).fit(*flowers[:2], sample_weight=weights)
+        probs = model.predict_proba(flowers[2])
+        assert np.isfinite(probs).all() and np.allclose(probs.sum(axis=1), 1)
+
     def test_partial_fit_may_come_first_and_name_classes_to_come(self, flowers):
         model = AttnKNNClassifier(random_state=0)
         model.partial_fit(*flowers[:2], classes=[*NAMES, "orchid"])
@@ -272,9 +314,12 @@ class TestInsight:
         assert model.label_noise_ == pytest.approx(0.2, abs=0.07)
         assert len(model.label_issues(all_rows=True)) == len(rows)
 
-    def test_a_wrong_label_is_found_in_spite_of_its_copies(self):
+    @pytest.mark.parametrize("embedder", ["auto", np.negative])
+    def test_a_wrong_label_is_found_in_spite_of_its_copies(self, embedder):
         rows, labels, wrong = blobs(noise=0.1)
-        model = AttnKNNClassifier(random_state=0).fit(rows.repeat(3, axis=0), labels.repeat(3))
+        model = AttnKNNClassifier(random_state=0, embedder=embedder)
+        model.fit(rows.repeat(3, axis=0), labels.repeat(3))
+        assert len(model.memory_) == len(rows)
         found = set(model.label_issues()["id"])
         assert len(found & set(np.flatnonzero(wrong.repeat(3)))) > 0.9 * 3 * wrong.sum()
 
@@ -286,7 +331,7 @@ class TestInsight:
         assert fitted_on(flowers, label_noise=0.25).label_noise_ == 0.25
 
     @pytest.mark.parametrize("score", ["aps", "lac"])
-    def test_sets_cover(self, model, flowers, score):
+    def test_sets_cover_flowers(self, model, flowers, score):
         sets = model.predict_set(flowers[2], coverage=0.9, score=score)
         truth = np.searchsorted(NAMES, flowers[3])
         assert sets[np.arange(75), truth].mean() > 0.85 and sets.any(axis=1).all()
@@ -340,6 +385,12 @@ class TestFiles:
         pd.testing.assert_frame_equal(
             loaded.forget([5]).label_issues(), model.forget([5]).label_issues()
         )
+
+    def test_the_depth_of_a_tuned_search_is_kept(self, flowers, tmp_path):
+        model = fitted_on(flowers, index="hnsw")
+        model.memory_.autotune(recall=0.9, k=5)
+        loaded = AttnKNNClassifier.load(model.save(tmp_path / "model.safetensors"))
+        assert loaded.memory_.index_settings == model.memory_.index_settings != {}
 
     def test_a_function_is_given_again(self, flowers, tmp_path):
         path = fitted_on(flowers, embedder=np.log).save(tmp_path / "model.safetensors")
@@ -406,6 +457,18 @@ class TestInputs:
         filled = table.fillna({"length": table["length"].median()})
         np.testing.assert_array_equal(model.predict_proba(table), model.predict_proba(filled))
 
+    def test_missing_integers_are_imputed_by_a_median_between_two(self, flowers):
+        whole = pd.array([*range(74), None], dtype="Int64")
+        table = self.table(flowers).assign(whole=whole)
+        model = AttnKNNClassifier(missing="impute", random_state=0).fit(table, flowers[1])
+        assert model._fitted.embedding.features.medians["whole"] == 36.5
+        assert np.isfinite(model.predict_proba(table)).all()
+
+    def test_complex_numbers_are_refused_beside_categories_too(self, flowers):
+        table = self.table(flowers)
+        with pytest.raises(ValueError, match="column 'width' must hold real numbers, got complex"):
+            AttnKNNClassifier().fit(table.assign(width=table["width"] + 1j), flowers[1])
+
     def test_a_function_of_ones_own_embeds_anything(self, flowers):
         texts = [" ".join(map(str, row)) for row in flowers[0]]
 
@@ -416,6 +479,31 @@ class TestInputs:
         assert model.score(texts, flowers[1]) > 0.9
         with pytest.raises(ValueError, match="embedder must return one row of numbers for each"):
             AttnKNNClassifier(embedder=lambda given: np.zeros(3)).fit(texts, flowers[1])
+
+    def test_a_function_is_asked_once_and_decides_what_copies_are(self, flowers):
+        asked = []
+
+        def rounded(table):
+            asked.append(len(table))
+            return np.where(np.abs(table) < 1, -0.0, np.round(table))
+
+        model = AttnKNNClassifier(embedder=rounded, random_state=0).fit(*flowers[:2])
+        distinct = np.unique(np.c_[rounded(flowers[0]), np.searchsorted(NAMES, flowers[1])], axis=0)
+        assert len(model.memory_) == len(distinct) < 75 and asked[:-1] == [75]
+        assert len(model.partial_fit(*flowers[:2]).memory_) == len(distinct)
+
+    def test_what_a_function_makes_of_a_table_is_compared_by_direction_too(self):
+        rng = np.random.default_rng(0)
+        angle, length = rng.uniform(0, 2 * np.pi, 200), np.exp(2 * rng.normal(size=200))
+        table = pd.DataFrame({"a": length * np.cos(angle), "b": length * np.sin(angle)})
+        model = AttnKNNClassifier(embedder=lambda given: given.to_numpy(), random_state=0)
+        assert model.fit(table, (angle // (np.pi / 4)).astype(int)).embedder_ == "cosine"
+
+    def test_a_function_that_returns_no_numbers_is_refused(self, flowers):
+        with pytest.raises(ValueError, match=r"embedder must return one row of numbers .* of <U"):
+            fitted_on(flowers, embedder=lambda given: given.astype(str))
+        with pytest.raises(ValueError, match=r"embedder\(X\) must be finite"):
+            fitted_on(flowers, embedder=lambda given: given * 1e300)
 
     @pytest.mark.parametrize("backbone", ["mlp-periodic", "pca"])
     def test_networks_are_trained_inside(self, flowers, backbone):
@@ -488,9 +576,11 @@ class TestSmallData:
         ({"metric": "manhattan"}, "metric must be one of"),
         ({"missing": "drop"}, "missing must be one of"),
         ({"new_classes": "ignore"}, "new_classes must be one of"),
-        ({"label_noise": 1.0}, "label_noise must be at least 0 and below 1"),
+        ({"label_noise": 0.7}, "label_noise must be at least 0 and below 0.666667, got label_nois"),
+        ({"metric": "quantile", "embedder": np.log}, "metric must be 'auto' or one of .* scaled"),
         ({"label_noise": "much"}, "label_noise must be a number, got label_noise='much'"),
         ({"reject_below": 3}, "reject_below must be at least 0 and at most 1"),
+        ({"reject_below": -np.inf}, "reject_below must be finite"),
         ({"training": 3}, "training must be settings by name"),
         ({"verbose": None}, "verbose must be a number"),
         ({"trust_neighbours": 0}, "trust_neighbours must be an integer"),
@@ -525,3 +615,43 @@ def test_the_package_offers_the_classifier_and_loads_it_late():
     assert "AttnKNNClassifier" in dir(attnknn)
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         _ = attnknn.Nothing
+
+
+def test_the_classifier_chooses_the_kernels_before_faiss_loads_and_blames_nobody():
+    code = (
+        "import os, sys, warnings, numpy as np, attnknn.blas as blas\n"
+        "blas.cpu_flags = lambda: blas.AVX2\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'faiss':\n"
+        "            print(os.environ.get(blas.VARIABLE))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "warnings.filterwarnings('error', message='.*before attnknn')\n"
+        "from attnknn import AttnKNNClassifier\n"
+        "from attnknn.index import build_index\n"
+        "rows = np.eye(7, dtype=np.float32)\n"
+        "print(build_index('auto', rows).search(rows, 1)[1].ravel().tolist(), blas.kernel_fault())"
+    )
+    clean = {name: value for name, value in os.environ.items() if name != blas.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
+    assert done.stdout == "HASWELL\n[0, 1, 2, 3, 4, 5, 6] None\n", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("one_thread", [False, True])
+def test_faiss_keeps_to_one_thread_where_two_pools_would_crash(monkeypatch, one_thread):
+    class Faiss:
+        """Stands in for faiss, which on some systems shares its threads with torch."""
+
+        asked: ClassVar[list[int]] = []
+        omp_set_num_threads = asked.append
+
+        @staticmethod
+        def omp_get_max_threads() -> int:
+            return 1
+
+    monkeypatch.setattr(base, "faiss", Faiss)
+    monkeypatch.setattr(base, "ONE_FAISS_THREAD", one_thread)
+    monkeypatch.setattr(base, "effective_n_jobs", lambda n_jobs: n_jobs)
+    with AttnKNNClassifier(n_jobs=2)._threads():
+        assert Faiss.asked == ([] if one_thread else [2])
+    assert Faiss.asked[-1] == 1

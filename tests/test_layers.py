@@ -84,6 +84,32 @@ def test_the_imports_are_all_seen():
     assert imported_modules(source) == {"memory", "fit", "sources", "pdf", "train"}
 
 
+def imports_faiss(source: str) -> bool:
+    """Return whether a source loads faiss by itself."""
+    nodes = list(ast.walk(ast.parse(source)))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return any(name.split(".")[0] == "faiss" for name in names)
+
+
+def test_faiss_is_loaded_in_one_place():
+    # Elsewhere it would come before its matrix kernels are chosen.
+    found = [path for path in PACKAGE.rglob("*.py") if imports_faiss(path.read_text())]
+    assert found == [PACKAGE / "index/load.py"]
+
+
+@pytest.mark.parametrize(
+    ("source", "loads"),
+    [
+        ("import numpy, faiss as f", True),
+        ("def late():\n    from faiss.contrib import vecs_io", True),
+        ("from attnknn.index.load import faiss", False),
+    ],
+)
+def test_a_load_of_faiss_is_seen(source, loads):
+    assert imports_faiss(source) == loads
+
+
 def test_importing_the_package_is_light():
     heavy = ["torchvision", "timm", "matplotlib", "papermill", "faiss", "dask", "pymilvus"]
     code = f"import sys, attnknn; print([name for name in {heavy} if name in sys.modules])"

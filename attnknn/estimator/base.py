@@ -1,13 +1,14 @@
 """The machinery under the classifier's methods: checked arguments, fitting, searching, voting."""
 
+import math
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from numbers import Real
 from typing import Any
 
-import faiss
 import numpy as np
 import pandas as pd
 import torch
@@ -20,7 +21,7 @@ from attnknn.calibrate import apply_calibration
 from attnknn.checks import check_count, check_one_of, check_range
 from attnknn.choices import BACKBONE_NAMES
 from attnknn.classify import at_k, normalised
-from attnknn.estimator.embedding import METRICS, takes_images
+from attnknn.estimator.embedding import METRICS, UNSCALED, embedded_by, takes_images
 from attnknn.estimator.fitting import NARROW, Data, Fitted, Plan, fit_all, stretch_scores
 from attnknn.estimator.inputs import (
     check_classes,
@@ -32,12 +33,13 @@ from attnknn.estimator.inputs import (
     take,
 )
 from attnknn.estimator.ledger import GONE, Ledger
+from attnknn.index.load import faiss
 from attnknn.neighbours import Neighbours
 
 MISSING = ("error", "impute")
 NEW_CLASSES = ("error", "add")
 NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
-QUERY_BLOCK = 4096  # rows searched and weighed at a time: bounds the memory of a prediction
+ONE_FAISS_THREAD = sys.platform == "darwin"  # a second pool may crash: see index.load
 
 
 class Machinery(BaseEstimator):
@@ -54,17 +56,18 @@ class Machinery(BaseEstimator):
         weights = self._weights(sample_weight, labels, self.classes_)
         codes = np.searchsorted(self.classes_, labels)
         _check_enough(self.classes_, codes[weights > 0])
-        first, entries = self._entries(rows, codes, weights)
+        _check_noise(self.label_noise, len(self.classes_))
+        inputs, labels, entries = self._distinct(rows, codes, weights)
         self._ledger = Ledger(entries, weights)
-        inputs = take(rows, first)
         data = Data(
             inputs=inputs,
-            labels=codes[first],
+            labels=labels,
             weights=self._ledger.row_weights(),
             n_classes=len(self.classes_),
             is_table=_is_table(inputs),
         )
-        self._say_lowered(len(first))
+        if self.n_neighbors != "auto":
+            lowered(self.n_neighbors, len(labels), stacklevel=4)
         with self._threads():
             self._set_fitted(fit_all(data, plan))
         return self
@@ -87,17 +90,19 @@ class Machinery(BaseEstimator):
         if not callable(self.embedder) and not str(self.embedder).startswith("timm:"):
             check_one_of("embedder", self.embedder, ("auto", *BACKBONE_NAMES))
         check_one_of("metric", self.metric, ("auto", *METRICS))
+        if callable(self.embedder) and self.metric not in ("auto", *UNSCALED):
+            raise ValueError(
+                f"metric must be 'auto' or one of {UNSCALED} for an embedder of your own, whose "
+                f"numbers are not scaled, got metric={self.metric!r}"
+            )
         check_one_of("missing", self.missing, MISSING)
         check_one_of("new_classes", self.new_classes, NEW_CLASSES)
         if self.label_noise != "auto":
-            _check_number("label_noise", self.label_noise)
-            check_range("label_noise", self.label_noise, low=0, high=1, high_open=True)
-        if self.reject_below is not None:
-            _check_number("reject_below", self.reject_below)
-            check_range("reject_below", self.reject_below, low=0, high=1)
+            check_number("label_noise", self.label_noise)
+        check_reject(self.reject_below)
         if self.training is not None and not isinstance(self.training, Mapping):
             raise ValueError(f"training must be settings by name, got training={self.training!r}")
-        _check_number("verbose", self.verbose)
+        check_number("verbose", self.verbose)
         return Plan(
             embedder=self.embedder,
             metric=self.metric,
@@ -131,19 +136,23 @@ class Machinery(BaseEstimator):
     def _weights(self, sample_weight: Any, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return check_weights(sample_weight, labels, classes=classes, class_weight=self.class_weight)
 
-    def _entries(
+    def _distinct(
         self, rows: Any, codes: np.ndarray, weights: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return one row of each set of copies, and the set of every row; weight 0 is in none."""
+    ) -> tuple[Any, np.ndarray, np.ndarray]:
+        """Return one row of each set of copies, its code, and the set of every given row.
+
+        Rows of weight 0 are in no set. An embedder of the user's own has read the rows that come
+        back: what they are is known to it alone, and rows it cannot tell apart are copies.
+        """
         counted = np.flatnonzero(weights > 0)
         if not len(counted):
             raise ValueError("sample_weight must be above 0 for some rows, got none")
+        rows, codes = take(rows, counted), codes[counted]
+        if callable(self.embedder):
+            rows = embedded_by(self.embedder, rows)
         entries = np.full(len(weights), GONE)
-        if callable(self.embedder):  # what the rows are is known to the embedder alone
-            entries[counted] = np.arange(len(counted))
-            return counted, entries
-        first, entries[counted] = distinct_rows(take(rows, counted), codes[counted])
-        return counted[first], entries
+        first, entries[counted] = distinct_rows(rows, codes)
+        return take(rows, first), codes[first], entries
 
     def _classes_with(self, labels: np.ndarray) -> np.ndarray:
         """Return all classes, those of more labels included, or refuse new ones."""
@@ -188,13 +197,6 @@ class Machinery(BaseEstimator):
         known[query[same]] = entries[same]
         return known
 
-    def _say_lowered(self, n_rows: int) -> None:
-        if self.n_neighbors != "auto" and self.n_neighbors > n_rows:
-            warnings.warn(
-                f"n_neighbors={self.n_neighbors} is lowered to the {n_rows} distinct rows",
-                stacklevel=4,
-            )
-
     def _neighbours(self, X: Any, *, k: int | None = None) -> Neighbours:
         """Return the neighbours of new rows."""
         check_is_fitted(self)
@@ -228,7 +230,8 @@ class Machinery(BaseEstimator):
         before = torch.get_num_threads(), faiss.omp_get_max_threads()
         n_threads = effective_n_jobs(self.n_jobs)
         torch.set_num_threads(n_threads)
-        faiss.omp_set_num_threads(n_threads)
+        if not ONE_FAISS_THREAD:
+            faiss.omp_set_num_threads(n_threads)
         try:
             yield
         finally:
@@ -236,9 +239,38 @@ class Machinery(BaseEstimator):
             faiss.omp_set_num_threads(before[1])
 
 
-def _check_number(name: str, value: Any) -> None:
-    if not isinstance(value, Real):
-        raise ValueError(f"{name} must be a number, got {name}={value!r}")
+def lowered(n_neighbors: int, n_rows: int, *, stacklevel: int) -> int:
+    """Return at most as many neighbours as there are rows; say it where that is fewer."""
+    if n_neighbors <= n_rows:
+        return n_neighbors
+    warnings.warn(
+        f"n_neighbors={n_neighbors} is lowered to the {n_rows} distinct rows",
+        stacklevel=stacklevel,
+    )
+    return n_rows
+
+
+def check_reject(reject_below: Any) -> None:
+    """Refuse what is no threshold; infinity, never to answer, is one."""
+    if reject_below is None:
+        return
+    check_number("reject_below", reject_below)
+    if reject_below != math.inf:
+        check_range("reject_below", reject_below, low=0, high=1)
+
+
+def _check_noise(label_noise: Any, n_classes: int) -> None:
+    """Refuse a share of wrong labels from which nothing can be learned: that of chance."""
+    if label_noise != "auto":
+        check_range("label_noise", label_noise, low=0, high=1 - 1 / n_classes, high_open=True)
+
+
+def check_number(name: str, value: Any) -> float:
+    """Return a number as a float, or refuse it."""
+    if isinstance(value, Real):
+        with suppress(OverflowError):  # an integer beyond all floats
+            return float(value)
+    raise ValueError(f"{name} must be a number, got {name}={value!r}")
 
 
 def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:
@@ -251,7 +283,7 @@ def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:
 
 
 def _is_table(rows: Any) -> bool:
-    """Return whether columns have meanings of their own: a data frame, or a narrow array."""
+    """Return whether columns have meanings of their own: categories, or few columns."""
     if isinstance(rows, pd.DataFrame):
         return True
     return isinstance(rows, np.ndarray) and rows.ndim == 2 and rows.shape[1] <= NARROW

@@ -11,8 +11,9 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
-from attnknn.checks import check_count, check_range
-from attnknn.estimator.inputs import check_classes, n_rows_of, take
+from attnknn.checks import check_count, check_labels
+from attnknn.estimator.base import check_reject, lowered
+from attnknn.estimator.inputs import check_classes, n_rows_of, naming
 from attnknn.estimator.insight import Insight
 from attnknn.estimator.ledger import GONE
 from attnknn.estimator.store import Store
@@ -28,21 +29,23 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
 
     ``embedder="auto"`` keeps the features and chooses the metric (cosine, Euclidean, Euclidean of
     standardised or of rank-transformed columns) that predicts left-out rows best. Where the rows
-    are a table (a data frame, or at most 100 columns) of at least 1 000 distinct rows, a network
-    ("mlp-periodic") is trained too, and taken where it predicts held-out rows better.
+    are a table (with categories, or of at most 100 columns) of at least 1 000 distinct rows, a
+    network ("mlp-periodic") is trained too, and taken where it predicts held-out rows better.
 
     Args:
         n_neighbors: Neighbours that vote. "auto" takes half of an average class, 5 to 50.
         embedder: "auto"; "identity" (features as they are); a backbone of ``attnknn.backbones``,
             trained in ``fit``; or a function from rows to numbers of your own.
         metric: "auto", "cosine", "euclidean", "standardised" or "quantile", where nothing is
-            trained.
-        label_noise: Share of training labels that are wrong. "auto" estimates it.
+            trained. What a function of your own returns is not scaled: "cosine" or "euclidean".
+        label_noise: Share of training labels that are wrong, below 1 - 1/C, where labels would say
+            nothing. "auto" estimates it.
         class_weight: Class to weight, or "balanced"; multiplies the sample weights.
         missing: "error" refuses missing numbers, "impute" puts the column's median in their place.
             A missing category is a category of its own.
         new_classes: Whether ``partial_fit`` may "add" classes or calls them an "error".
-        reject_below: ``predict`` abstains where the largest probability is smaller.
+        reject_below: ``predict`` abstains where the largest probability is smaller; infinity lets
+            it never answer.
         reject_label: What it answers then.
         training: Settings of the embedder's training by name, such as ``{"epochs": 20}``.
         trust_neighbours: How many neighbours judge a training row's label.
@@ -139,14 +142,15 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         all_classes = self._classes_with(labels)
         weights = self._weights(sample_weight, labels, all_classes)
         codes = np.searchsorted(all_classes, labels)
-        first, entries = self._entries(rows, codes, weights)
         with self._threads():
-            added = self._fitted.embedding.rows(take(rows, first))
+            inputs, codes, entries = self._distinct(rows, codes, weights)
+            embedding = self._fitted.embedding
+            added = embedding.place(inputs) if callable(self.embedder) else embedding.rows(inputs)
             # Whatever may be refused has been refused: nothing has changed so far.
             self._open_classes(all_classes)
-            known = self._known_entries(added, codes[first])
+            known = self._known_entries(added, codes)
             if (new := known == GONE).any():
-                self.memory_.add(added[new], codes[first][new])
+                self.memory_.add(added[new], codes[new])
         self._ledger = self._ledger.grown(entries, weights, known)
         self.memory_.reweigh(self._ledger.row_weights())
         return self
@@ -157,9 +161,12 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         Other rows keep their ids. What was learned stays: fit anew to take its traces out too.
         """
         check_is_fitted(self)
-        ids = np.unique(np.atleast_1d(np.asarray(ids)))
+        with naming("ids", "be row numbers"):
+            ids = np.unique(np.atleast_1d(np.asarray(ids)))
         if not len(ids):
             return self
+        n_given = len(self._ledger.entries)
+        ids = check_labels("ids", ids, n_rows=len(ids), n_classes=n_given)  # one of so many, too
         self._ledger, removed = self._ledger.without(ids)
         if len(removed):
             self.memory_.remove(removed)
@@ -180,7 +187,7 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         labels = self.classes_[probs.argmax(axis=1)]
         if self.reject_below is None:
             return labels
-        check_range("reject_below", self.reject_below, low=0, high=1)
+        check_reject(self.reject_below)
         answered = probs.max(axis=1) >= self.reject_below
         return np.where(answered, labels.astype(object), self.reject_label)
 
@@ -200,14 +207,21 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
 
         Args:
             X: Rows; None asks for the neighbours of every memory row, itself left out.
-            n_neighbors: How many; as many as vote by default.
+            n_neighbors: How many; as many as vote by default. More than there are is lowered.
             return_distance: Return Euclidean distances between unit rows too, before the ids.
         """
         check_is_fitted(self)
-        k = self.n_neighbors_ if n_neighbors is None else check_count("n_neighbors", n_neighbors)
+        available = len(self.memory_) - (X is None)
+        if not available:
+            raise ValueError("X must be given where the memory holds one row alone, got X=None")
+        k = min(self.n_neighbors_, available)
+        if n_neighbors is not None:
+            asked = check_count("n_neighbors", n_neighbors)
+            k = lowered(asked, available, stacklevel=3)
         if X is None:
-            own = np.arange(len(self.memory_))
-            found = self._search(self.memory_.rows.numpy(), k, own)
+            with self._threads():
+                own = np.arange(len(self.memory_))
+                found = self._search(self.memory_.rows.numpy(), k, own)
         else:
             found = self._neighbours(X, k=k)
         ids = self._ledger.first_ids()[found.ids.numpy()]

@@ -32,6 +32,7 @@ METRICS = {
     "standardised": ("standard", "euclidean"),
     "quantile": ("quantile", "euclidean"),
 }
+UNSCALED = tuple(name for name, (scaling, _) in METRICS.items() if scaling == "none")
 TABLE_TRAINING = {
     "optimiser": "adamw",
     "lr": 1e-3,
@@ -67,7 +68,7 @@ class Features:
     def encode(self, rows: Rows) -> Float[np.ndarray, "N F"] | np.ndarray:
         """Return the features of each row; images stay images."""
         if self.medians:
-            rows = _as_frame(rows).fillna(self.medians)
+            rows = _filled(_as_frame(rows), self.medians)
             rows = rows if self.encoder is not None else rows.to_numpy()
         return rows if self.encoder is None else self.encoder.encode(_as_frame(rows))
 
@@ -88,7 +89,12 @@ def fit_features(rows: Rows, scaling: str, *, impute: bool) -> Features:
     if scaling == "none" and not isinstance(rows, pd.DataFrame):
         return Features(medians, None)
     scaling = "standard" if scaling == "none" else scaling
-    return Features(medians, fit_table_encoder(frame.fillna(medians), numeric=scaling))
+    return Features(medians, fit_table_encoder(_filled(frame, medians), numeric=scaling))
+
+
+def _filled(frame: pd.DataFrame, medians: Mapping[str, float]) -> pd.DataFrame:
+    # A column of integers that knows missing ones would refuse a median between two of them.
+    return frame.astype(dict.fromkeys(medians, np.float64)).fillna(medians)
 
 
 def _as_frame(rows: Rows) -> pd.DataFrame:
@@ -117,7 +123,10 @@ class Embedding:
 
     def rows(self, inputs: Any, *, progress: bool = False) -> Float32[np.ndarray, "N D"]:
         """Return unit rows."""
-        features = self.encode(inputs)
+        return self.place(self.encode(inputs), progress=progress)
+
+    def place(self, features: np.ndarray, *, progress: bool = False) -> Float32[np.ndarray, "N D"]:
+        """Return the unit rows of what ``encode`` returned."""
         if self.network is None:
             return self.chart.rows(features)
         return embed(self.network, features, progress=progress)
@@ -126,21 +135,40 @@ class Embedding:
         """Return what the chart or the network reads."""
         if self.function is None:
             return self.features.encode(inputs)
-        features = np.asarray(self.function(inputs))
-        if features.ndim != 2 or len(features) != n_rows_of(inputs):
-            raise ValueError(
-                f"embedder must return one row of numbers for each of {n_rows_of(inputs)} inputs, "
-                f"got an array of shape {features.shape}"
-            )
-        return check_finite("embedder(X)", features.astype(np.float32))
+        return embedded_by(self.function, inputs)
 
 
-def charted(inputs: Any, metric: str, *, impute: bool, function: Callable | None) -> Embedding:
-    """Return the embedding of a metric, made from distinct training rows."""
+def embedded_by(function: Callable[[Any], Any], inputs: Any) -> Float32[np.ndarray, "N F"]:
+    """Return what a user's own embedder makes of rows, or refuse it."""
+    features = np.asarray(function(inputs))
+    numbers = features.dtype.kind in "fiub"
+    if not numbers or features.ndim != 2 or len(features) != n_rows_of(inputs):
+        raise ValueError(
+            f"embedder must return one row of numbers for each of {n_rows_of(inputs)} inputs, "
+            f"got an array of {features.dtype} of shape {features.shape}"
+        )
+    with np.errstate(over="ignore"):  # a float64 of 1e300 becomes infinite, and is refused
+        narrow = features.astype(np.float32)
+    # Zero has two signs, and rows that differ by it alone are the same row.
+    return check_finite("embedder(X)", narrow) + np.float32(0)
+
+
+def charted(
+    inputs: Any, metric: str, *, impute: bool, function: Callable | None
+) -> tuple[Embedding, Float32[np.ndarray, "N D"]]:
+    """Return the embedding of a metric, and the unit rows of the distinct rows it is made from.
+
+    Args:
+        inputs: Distinct training rows; where there is a function, what it made of them.
+        metric: One of ``METRICS``.
+        impute: Learn what stands in for missing numbers.
+        function: The user's own embedder.
+    """
     scaling, name = METRICS[metric]
     features = None if function is not None else fit_features(inputs, scaling, impute=impute)
-    bare = Embedding(features, function)
-    return Embedding(features, function, chart=fit_chart(name, bare.encode(inputs)))
+    numbers = inputs if features is None else features.encode(inputs)
+    embedding = Embedding(features, function, chart=fit_chart(name, numbers))
+    return embedding, embedding.place(numbers)
 
 
 def trained(

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32, Int
 from attnknn.calibrate import apply_calibration, fit_floor_and_temperature
 from attnknn.classify import Attention, at_k, normalised
 from attnknn.config import FittingConfig
-from attnknn.estimator.embedding import METRICS, Embedding, charted, trained
+from attnknn.estimator.embedding import METRICS, UNSCALED, Embedding, charted, trained
 from attnknn.estimator.learning import (
     Learned,
     Queries,
@@ -74,7 +74,7 @@ class Data:
     """Distinct rows.
 
     Attributes:
-        inputs: Anything that can be indexed by rows.
+        inputs: Array or table; what a function of the user's own made of the rows.
         labels: Class of each.
         weights: How much each counts; None counts all alike.
         n_classes: C.
@@ -177,11 +177,10 @@ def _makers(data: Data, plan: Plan) -> Iterator[Callable[[], Trial]]:
 def _metrics_for(data: Data, embedder: str | Callable) -> list[str]:
     if isinstance(data.inputs, pd.DataFrame):
         return ["standardised", "quantile"]  # a category has no unit: its columns are scaled
-    if callable(embedder):
-        return ["cosine", "euclidean"]
     width = data.inputs.shape[1]
     fits = {"cosine": width > 1, "quantile": width <= NARROW}  # one number has no direction
-    return [name for name in METRICS if fits.get(name, True)]
+    names = UNSCALED if callable(embedder) else METRICS
+    return [name for name in names if fits.get(name, True)]
 
 
 def default_k(n_rows: int, n_classes: int) -> int:
@@ -196,8 +195,7 @@ def _k(data: Data, plan: Plan, available: int) -> int:
 def _chart_trial(data: Data, plan: Plan, metric: str) -> Trial:
     """Ask memory rows themselves: no label shaped the embedding, so none has to be held out."""
     function = plan.embedder if callable(plan.embedder) else None
-    embedding = charted(data.inputs, metric, impute=plan.impute, function=function)
-    rows = embedding.rows(data.inputs)
+    embedding, rows = charted(data.inputs, metric, impute=plan.impute, function=function)
     order = np.arange(len(rows))
     bank = _bank(data, plan, rows, order)
     ids = _sample(len(rows), MAX_QUERIES, plan.seed)

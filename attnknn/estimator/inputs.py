@@ -3,6 +3,9 @@
 Axes: N rows, F features, C classes.
 """
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,8 +25,26 @@ from sklearn.utils.validation import (
 from attnknn.rows import duplicate_groups
 from attnknn.tables import MAX_CATEGORIES, is_number
 
+WEIGHT_LIMITS = (1e-20, 1e12)  # their ratios, copies summed, stay in single precision
 LARGEST = 1e15  # the squares of larger numbers, and sums of them, leave single precision
 Rows = np.ndarray | pd.DataFrame
+# Errors of scikit-learn's that say what they are about; numpy's never do.
+SPOKEN = re.compile(
+    r"\bX\b|\by\b|sample_weight|Sample weights|Expected 2D array|Found array|Complex data|"
+    "feature names|Unknown label type"
+)
+
+
+@contextmanager
+def naming(name: str, rule: str) -> Iterator[None]:
+    """Let what numpy says about a value say which argument that is."""
+    try:
+        yield
+    except (TypeError, ValueError, OverflowError) as error:
+        if SPOKEN.search(str(error)):
+            raise
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"{name} must {rule}, got: {error}") from error
 
 
 def check_rows(
@@ -87,13 +108,14 @@ def _check_array(
     if mixed_number_columns(frame) is not None:
         others = [name for name in frame if not is_number(frame[name])]
         raise ValueError(f"X must hold numbers alone, as in fit, got other columns {others}")
-    checked = validate_data(
-        estimator,
-        rows,
-        reset=reset,
-        dtype=[np.float64, np.float32],
-        ensure_all_finite="allow-nan",
-    )
+    with naming("X", "be numbers, in rows of one length"):
+        checked = validate_data(
+            estimator,
+            rows,
+            reset=reset,
+            dtype=[np.float64, np.float32],
+            ensure_all_finite="allow-nan",
+        )
     _check_missing("X", checked, allow_missing=allow_missing)
     _check_size(checked)
     # Zero has two signs, and rows that differ by it alone are the same row.
@@ -107,8 +129,8 @@ def _check_table(
         raise ValueError("X must have at least one row, got Found array with 0 sample(s)")
     for name in table:
         if str(name) in number_columns:
-            if not is_number(table[name]):
-                raise ValueError(f"column {name!r} must hold numbers, as in fit")
+            if not is_number(table[name]) or np.iscomplexobj(table[name]):
+                raise ValueError(f"column {name!r} must hold real numbers, got {table[name].dtype}")
             values = table[name].to_numpy(np.float64, na_value=np.nan)[:, None]
             check_array(values, ensure_all_finite="allow-nan", input_name=f"column {name!r}")
             _check_missing(f"column {name!r}", values, allow_missing=allow_missing)
@@ -150,7 +172,8 @@ def check_classes(labels: Any, n_rows: int) -> np.ndarray:
     """Return labels as a vector of class names, whatever their type."""
     if labels is None:
         raise ValueError("requires y to be passed, but the target y is None")
-    labels = column_or_1d(labels, warn=True)
+    with naming("y", "be a list of labels"):
+        labels = column_or_1d(labels, warn=True)
     if pd.isna(labels).any() or (labels.dtype.kind == "f" and np.isinf(labels).any()):
         raise ValueError("y must not contain NaN, None or infinity, which are no labels")
     try:
@@ -158,7 +181,8 @@ def check_classes(labels: Any, n_rows: int) -> np.ndarray:
     except TypeError:
         kinds = sorted({type(label).__name__ for label in labels})
         raise ValueError(f"y must hold labels of one kind, got {' and '.join(kinds)}") from None
-    check_classification_targets(labels)
+    with naming("y", "hold strings or integers"):
+        check_classification_targets(labels)
     if len(labels) != n_rows:
         raise ValueError(f"y must have one label a row, got {len(labels)} for {n_rows} rows")
     return labels
@@ -172,13 +196,25 @@ def check_weights(
     class_weight: dict | str | None,
 ) -> Float[np.ndarray, "N"]:
     """Return how much each row counts: its own weight times that of its class."""
-    weights = _check_sample_weight(sample_weight, labels, ensure_non_negative=True)
+    with naming("sample_weight", "be a number for each row"):
+        weights = _check_sample_weight(sample_weight, labels, ensure_non_negative=True)
     if class_weight is None:
-        return weights.astype(np.float64)
+        return _check_weight_limits(weights.astype(np.float64))
     of_class = compute_class_weight(class_weight, classes=classes, y=labels)
     if not (np.isfinite(of_class) & (of_class >= 0)).all():
         raise ValueError(f"class_weight must not be negative, got {class_weight=}")
-    return weights * of_class[np.searchsorted(classes, labels)]
+    return _check_weight_limits(weights * of_class[np.searchsorted(classes, labels)])
+
+
+def _check_weight_limits(weights: Float[np.ndarray, "N"]) -> Float[np.ndarray, "N"]:
+    low, high = WEIGHT_LIMITS
+    wrong = (weights != 0) & ~((low <= weights) & (weights <= high))
+    if wrong.any():
+        raise ValueError(
+            f"sample_weight (times class_weight) must be 0 or lie between {low:g} and {high:g}, "
+            f"got {weights[wrong][0]:g}"
+        )
+    return weights
 
 
 def n_rows_of(rows: Any) -> int:

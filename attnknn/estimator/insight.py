@@ -7,14 +7,22 @@ import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
-from attnknn.calibrate import fit_conformal, predict_sets, rejection_threshold
+from attnknn.calibrate import (
+    CONFORMAL_SCORES,
+    fit_conformal,
+    predict_sets,
+    rejection_threshold,
+)
+from attnknn.checks import check_one_of
 from attnknn.classify import at_k
-from attnknn.estimator.base import QUERY_BLOCK, Machinery
-from attnknn.estimator.inputs import check_classes, n_rows_of
+from attnknn.estimator.base import Machinery, check_number
+from attnknn.estimator.inputs import check_classes
+from attnknn.estimator.learning import TOO_FEW_QUERIES
 from attnknn.explain import explain
 from attnknn.measure import risk_coverage
 
-COPIES_PER_SET = 1_000_000  # class shares computed at a time in label_issues
+# Rows predicted at a time in label_issues, and class shares at most: both bound its memory.
+QUERY_BLOCK, COPIES_PER_SET = 4096, 1_000_000
 
 
 class Insight(Machinery):
@@ -106,6 +114,8 @@ class Insight(Machinery):
     def _left_out_probs(self) -> np.ndarray:
         """Return the probabilities of every memory row, predicted by the others."""
         rows, blocks = self.memory_.rows.numpy(), []
+        if len(rows) < 2:  # nobody else to ask: the only row is taken at its word
+            return self._probs(self._search(rows, 1))
         k = min(self.n_neighbors_, len(rows) - 1)
         block = max(1, min(QUERY_BLOCK, COPIES_PER_SET // len(self.classes_)))
         starts = range(0, len(rows), block)
@@ -116,32 +126,58 @@ class Insight(Machinery):
             blocks.append(self._probs(found))
         return np.concatenate(blocks)
 
-    def predict_set(self, X: Any, coverage: float = 0.9, *, score: str = "aps") -> np.ndarray:
-        """Return which classes are in each row's split-conformal prediction set, (N, C).
+    def predict_set(
+        self,
+        X: Any,
+        coverage: Any = 0.9,
+        *,
+        score: Any = "aps",
+        held_out: tuple[Any, Any] | None = None,
+    ) -> np.ndarray:
+        """Return which classes are in each row's conformal prediction set, (N, C).
 
-        The threshold comes from rows that the attention was not fitted on. Where some of their
-        labels are wrong the sets are larger than need be: they cover the labels as given.
+        With ``held_out`` the sets are split-conformal: they hold the label of an exchangeable row
+        with probability ``coverage`` or more. Without it the threshold comes from training rows
+        that were left out of their own neighbourhood and of the attention that predicts them. That
+        is cross-conformal: the same rows chose the metric and the last calibration, and one
+        member of the committee predicts them, so ``coverage`` is met closely but not guaranteed.
+        Of fewer than nine training rows nothing can be left out, and every class is in every set.
+
+        Where some labels are wrong the sets are larger than need be: they cover labels as given.
 
         Args:
             X: Rows.
             coverage: Share of sets that shall hold the label.
             score: "aps" (adapts to hard rows) or "lac" (smallest sets).
+            held_out: Rows and labels that ``fit`` has not seen.
         """
+        check_one_of("score", score, CONFORMAL_SCORES)
+        coverage = check_number("coverage", coverage)
         probs = self.predict_proba(X)
-        threshold = fit_conformal(*self._held_out(), coverage, score=score)
+        judged = self._held_out() if held_out is None else self._judged(*held_out)
+        threshold = fit_conformal(*judged, coverage, score=score)
+        if held_out is None and len(judged[1]) < TOO_FEW_QUERIES:
+            threshold = np.inf
         return predict_sets(probs, threshold, score=score)
 
-    def reject_threshold(
-        self, *, coverage: float | None = None, target_risk: float | None = None
-    ) -> float:
+    def reject_threshold(self, *, coverage: Any = None, target_risk: Any = None) -> float:
         """Return a value for ``reject_below``, judged on held-out training rows.
 
         Args:
             coverage: Answer at least this share of rows.
-            target_risk: Answer as many rows as possible with at most this share of errors.
+            target_risk: Answer as many rows as possible with at most this share of errors. What
+                ``label_noise_`` of wrong labels among the held-out rows adds is taken off; an
+                estimate is cautious, and then it abstains too often rather than too seldom.
+                Infinite (never answer) where even the most confident rows err more.
         """
         check_is_fitted(self)
-        return rejection_threshold(*self._held_out(), coverage=coverage, target_risk=target_risk)
+        wanted = {"coverage": coverage, "target_risk": target_risk}
+        wanted = {k: None if v is None else check_number(k, v) for k, v in wanted.items()}
+        return rejection_threshold(
+            *self._held_out(),
+            **wanted,
+            label_error=self.label_noise_,
+        )
 
     def coverage_curve(self, X: Any = None, y: Any = None) -> pd.DataFrame:
         """Return the error among the answered rows, for every share of rows that is answered.
@@ -151,16 +187,22 @@ class Insight(Machinery):
             y: Their labels.
 
         Returns:
-            ``coverage``, ``risk`` and ``confidence`` (of the last row answered: a candidate for
-            ``reject_below``).
+            ``coverage``, ``risk`` (labels taken as given, wrong ones too) and ``confidence`` (of
+            the last row answered: a candidate for ``reject_below``).
         """
         check_is_fitted(self)
         if X is None:
             return risk_coverage(*self._held_out())
-        labels = check_classes(y, n_rows_of(X))
-        if unknown := np.setdiff1d(labels, self.classes_).tolist():
+        return risk_coverage(*self._judged(X, y))
+
+    def _judged(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Return probabilities and labels of new rows."""
+        probs = self.predict_proba(X)
+        labels = check_classes(y, len(probs))
+        unknown = [label for label in np.unique(labels).tolist() if label not in self.classes_]
+        if unknown:
             raise ValueError(f"y must hold known classes, got {unknown}")
-        return risk_coverage(self.predict_proba(X), np.searchsorted(self.classes_, labels))
+        return probs, np.searchsorted(self.classes_, labels)
 
     def _held_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities and labels of rows that the attention was not fitted on."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from attnknn.checks import check_labels
-
 GONE = -1
 
 
@@ -67,7 +65,6 @@ class Ledger:
 
     def without(self, ids: Int[np.ndarray, " G"]) -> tuple["Ledger", Int[np.ndarray, " R"]]:
         """Return the ledger without some given rows, and the memory rows nobody needs any more."""
-        ids = check_labels("ids", ids, n_rows=len(ids), n_classes=len(self.entries))
         if (self.entries[ids] == GONE).any():
             unknown = ids[self.entries[ids] == GONE]
             raise ValueError(f"ids must be in the memory, got {unknown.tolist()}, which are not")

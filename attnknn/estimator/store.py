@@ -84,6 +84,7 @@ def _packed(model: Machinery) -> tuple[dict[str, Any], dict[str, Any]]:
         "number_columns": getattr(model, "_number_columns", None),
         "name": fitted.name,
         "stretch": fitted.stretch,
+        "index_settings": bank.index_settings,
         "k": learned.method.k,
         "n_members": len(learned.method.members),
         "calibration": learned.calibration,
@@ -157,6 +158,7 @@ def _unpacked(
         index=model.index,
         trust_neighbours=model.trust_neighbours,
         weights=arrays.get("bank.weights"),
+        index_settings=facts.get("index_settings"),  # older files have none
     )
     learned = _unpacked_learned(tensors, arrays, facts, bank)
     model._ledger = Ledger(arrays["ledger.entries"], arrays["ledger.weights"])

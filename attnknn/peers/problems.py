@@ -13,13 +13,14 @@ import pandas as pd
 from jaxtyping import Float, Int
 from sklearn.decomposition import PCA
 
-from attnknn.checks import nearest_name
+from attnknn.checks import check_one_of, nearest_name
 from attnknn.corrupt import flip_labels
+from attnknn.estimator.base import MISSING
 from attnknn.ownfiles import read_own
 from attnknn.readers import READERS
 from attnknn.rows import TEST, Rows, draw_rows, duplicate_groups
 from attnknn.studies.pictures import drawable
-from attnknn.tables import fit_table_encoder
+from attnknn.tables import fit_table_encoder, is_number
 from attnknn.trained import load_run
 
 PCA_WIDTH = 64
@@ -83,6 +84,7 @@ def load_problem(
     noise: float = 0.0,
     cifar_run: Path | None = None,
     label_column: str = "label",
+    missing: str = "error",
 ) -> Problem:
     """Return a data set with a share of wrong training labels.
 
@@ -93,19 +95,30 @@ def load_problem(
         cifar_run: A trained run; its held-out and test rows are the CIFAR-10 embeddings. (Rows its
             embedder was trained on are tidier than rows to come.)
         label_column: Own tables: the column that holds the label.
+        missing: Own tables: "error" refuses missing numbers; "impute" keeps them in ``inputs`` and
+            puts the medians of the training rows in their place in ``features``.
     """
-    parts = load_parts(name, seed=seed, cifar_run=cifar_run, label_column=label_column)
+    parts = load_parts(
+        name, seed=seed, cifar_run=cifar_run, label_column=label_column, missing=missing
+    )
     return make_problem(parts, seed=seed, noise=noise)
 
 
 def load_parts(
-    name: str, *, seed: int, cifar_run: Path | None = None, label_column: str = "label"
+    name: str,
+    *,
+    seed: int,
+    cifar_run: Path | None = None,
+    label_column: str = "label",
+    missing: str = "error",
 ) -> Parts:
     """Return the training and test rows of a data set; arguments as of ``load_problem``."""
+    impute = check_one_of("missing", missing, MISSING) == "impute"
     if name in PROBLEMS:
         return PROBLEMS[name](seed, cifar_run)
     if Path(name).exists():
-        return _split(read_own(Path(name), label_column=label_column, image_size=None), seed)
+        rows = read_own(Path(name), label_column=label_column, allow_missing=impute)
+        return _split(rows, seed)
     raise ValueError(
         f"name must be one of {', '.join(PROBLEMS)}, or an existing path, "
         f"got {name=}{nearest_name(name, PROBLEMS)}"
@@ -176,8 +189,14 @@ def _flattened(rows: Any) -> Any:
 def _as_numbers(train: Any, test: Any) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(train, pd.DataFrame):
         return np.asarray(train, dtype=np.float32), np.asarray(test, dtype=np.float32)
-    encoder = fit_table_encoder(train)  # NOTE: training rows alone
-    return encoder.encode(train), encoder.encode(test)
+    # NOTE: leakage guard. Medians and scales are those of the training rows alone.
+    numbers = [name for name in train if is_number(train[name])]
+    medians = train[numbers].astype(np.float64).median().fillna(0.0)
+    filled = [
+        part.assign(**part[numbers].astype(np.float64).fillna(medians)) for part in (train, test)
+    ]
+    encoder = fit_table_encoder(filled[0])
+    return encoder.encode(filled[0]), encoder.encode(filled[1])
 
 
 def _split(rows: Rows, seed: int) -> Parts:

@@ -21,7 +21,7 @@ def measures(probs: Mapping[str, Float[np.ndarray, "N C"]], problem: Problem) ->
     return pd.DataFrame(rows).rename(columns=METRIC_NAMES)
 
 
-def found_labels(issues: pd.DataFrame, problem: Problem) -> dict[str, float]:
+def found_labels(issues: pd.DataFrame, problem: Problem) -> dict[str, int]:
     """Return how many of the flipped labels the label issues hold, and how many others."""
     flipped = problem.flipped[issues["id"].to_numpy(dtype=np.int64)]
     return {
@@ -38,7 +38,7 @@ def verdict(
     issues: pd.DataFrame,
     sets: Bool[np.ndarray, "N C"],
     coverage: float,
-    curve: pd.DataFrame,
+    answers: np.ndarray,
     max_risk: float,
 ) -> str:
     """Return the answer in words.
@@ -49,8 +49,8 @@ def verdict(
         issues: Label issues of the training rows.
         sets: Prediction sets of the test rows.
         coverage: What the sets were asked to cover.
-        curve: Coverage curve of the test rows.
-        max_risk: Share of errors that answers may have.
+        answers: Class names predicted for the test rows; None where the classifier abstained.
+        max_risk: Share of errors that answers were allowed to have.
     """
     first, *others = probs
     paired = compare_methods(dict(probs), problem.test_labels, others[0], metrics=SHOWN[:2])
@@ -61,13 +61,22 @@ def verdict(
         f"Sets that shall cover {100 * coverage:.0f} % cover {100 * described['coverage']:.1f} % "
         f"of the test rows with {described['mean_size']:.2f} classes on average."
     )
-    safe = curve[curve["risk"] <= max_risk]["coverage"]
-    share = 100 * safe.max() if len(safe) else 0.0
-    lines.append(f"With at most {100 * max_risk:g} % errors it answers {share:.0f} % of the rows.")
+    lines.append(answer_words(answers, problem, max_risk=max_risk))
     return _bulleted(lines)
 
 
-def _issue_words(found: Mapping[str, float]) -> str:
+def answer_words(answers: np.ndarray, problem: Problem, *, max_risk: float) -> str:
+    """Return how many test rows were answered, and how many of the answers are wrong."""
+    answered = np.array([answer is not None for answer in answers])
+    words = f"Asked for at most {100 * max_risk:g} % errors, it answers"
+    if not answered.any():
+        return f"{words} no test row."
+    truth = np.array(problem.class_names)[problem.test_labels]
+    wrong = np.mean(answers[answered] != truth[answered])
+    return f"{words} {100 * answered.mean():.0f} % of the test rows, {100 * wrong:.1f} % wrongly."
+
+
+def _issue_words(found: Mapping[str, int]) -> str:
     if not found["flipped"]:
         return f"No label was flipped; {found['others']} labels are contradicted all the same."
     share = 100 * found["found"] / found["flipped"]
