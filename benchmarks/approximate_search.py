@@ -1,18 +1,19 @@
 """Approximate search: how much faster than exact at a recall of at least 0.99."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from attnknn.memory import MemoryBank
 from benchmarks.sizes import Sizes, clustered_rows
-from benchmarks.timing import Ratio, divided, interleaved
+from benchmarks.timing import Missing, Ratio, divided, interleaved
 
 RECALL = 0.99
 INDEXES = ("hnsw", "ivfpq")
 
 
-def measure(sizes: Sizes, curves: dict[str, Any]) -> list[Ratio]:
+def measure(sizes: Sizes, curves: dict[str, Any]) -> list[Ratio | Missing]:
     """Return the speed-ups; the recall/speed curves go to ``curves``."""
     rows, queries, held_out = (
         clustered_rows(n, sizes.dim, seed, n_clusters=max(10, sizes.rows // 100))
@@ -31,14 +32,25 @@ def measure(sizes: Sizes, curves: dict[str, Any]) -> list[Ratio]:
         name: (lambda bank=bank: bank.search(queries, sizes.k)) for name, bank in banks.items()
     }
     times = interleaved(actions, sizes.rounds)
-    return [
-        Ratio(
-            f"{name}_over_exact",
-            f"{name} search: times the speed of our exact one",
-            divided(times["exact"], times[name]),
-            "higher",
-            note=f"recall {chosen[name]['recall']:.4f} with {banks[name].index_settings}, "
-            "clustered rows",
-        )
-        for name in INDEXES
-    ]
+    ratios = {name: divided(times["exact"], times[name]) for name in INDEXES}
+    settings = {name: banks[name].index_settings for name in INDEXES}
+    return [row_of(name, ratios[name], chosen[name], settings[name]) for name in INDEXES]
+
+
+def row_of(
+    name: str, ratios: tuple[float, ...], chosen: Mapping[str, Any], settings: Mapping[str, int]
+) -> Ratio | Missing:
+    """Return the speed-up of an index, or that it has none: a fast answer must also be right.
+
+    Args:
+        name: The index.
+        ratios: How much faster than exact it is, in each round.
+        chosen: The row of ``autotune`` that was chosen: ``recall`` and ``reached``.
+        settings: The settings in force.
+    """
+    title = f"{name} search: times the speed of our exact one"
+    if not chosen["reached"]:
+        reason = f"no setting keeps a recall of {RECALL:g}; the best, {chosen['recall']:.4f}, has "
+        return Missing(f"{name}_over_exact", title, f"{reason}{dict(settings)}")
+    note = f"recall {chosen['recall']:.4f} with {dict(settings)}, clustered rows"
+    return Ratio(f"{name}_over_exact", title, ratios, "higher", note=note)

@@ -7,7 +7,17 @@ from typing import Any
 from attnknn.files import read_json, write_text
 from attnknn.index import choose
 from benchmarks import exponents, million
-from benchmarks.plan import ROWS, USABLE, Machine, Need, foretold, need, queries_to_pay
+from benchmarks.plan import (
+    CLASSES,
+    ROWS,
+    USABLE,
+    Machine,
+    Need,
+    foretold,
+    label_bytes,
+    need,
+    queries_to_pay,
+)
 
 BASELINE = "baseline.json"
 COMMANDS = {
@@ -181,8 +191,11 @@ def _foretold_table(fitted: Figures, measured: Figures) -> str:
 def _formulae() -> str:
     return (
         "## Formulae\n\n"
-        "- memory = N · (4 · D + index bytes a row); for `disk` rows and lists are files, and\n"
-        "  only the centres of the lists count\n"
+        "- memory = N · (4 · D + index bytes a row + label bytes a row); for `disk` rows and\n"
+        "  lists are files, and only the centres of the lists and the labels count\n"
+        f"- label bytes a row = {label_bytes(0)} + 4 · classes: its label and own neighbours, the\n"
+        f"  shares of the labels among them, its trust; {label_bytes(CLASSES)} with the {CLASSES} "
+        "classes assumed below\n"
         f"- machines = memory / ({USABLE:g} · memory of one); each holds N / machines rows, a\n"
         "  query goes to all of them, and the best k of their answers are kept\n"
         "- queries/s = measured · (measured rows / rows of a machine)^e\n"
@@ -220,7 +233,7 @@ def _plan_table(measured: Figures, fitted: Figures, machine: Machine, title: str
         for n_rows in ROWS
         for each in _needs(n_rows, measured, fitted, machine)
     ]
-    size = f"{machine.cores} cores, {machine.memory_gb:g} GB each"
+    size = f"{machine.cores} cores, {machine.memory_gb:g} GB each, {CLASSES} classes"
     return f"## {title}: {size}\n\n{_table(head, *rows)}"
 
 

@@ -1,6 +1,6 @@
 """The plan past one machine: measured figures -> what more rows need; ``page`` writes it down.
 
-memory(N)   = N * (row bytes + index bytes a row)
+memory(N)   = N * (row bytes + index bytes a row + label bytes a row)
 speed(N)    = measured speed * (measured rows / N) ** exponent
 shards      = memory(N) / memory that a machine has for it
 trust(N)    = N / speed(N), once
@@ -8,9 +8,14 @@ trust(N)    = N / speed(N), once
 
 import math
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
+from attnknn.memory import MemoryBank
+
 ROWS = (10**6, 10**7, 10**8)
+CLASSES = 100  # assumed: the label shares around every row are a table of rows x classes
+TRUST_NEIGHBOURS = signature(MemoryBank).parameters["trust_neighbours"].default
 USABLE = 0.7  # of a machine's memory: the rest is for the system, queries and builds
 # How the build grows beyond the rows themselves: a graph's paths by log N, and N rows compared
 # with 4 sqrt(N) list centres by sqrt(N).
@@ -32,7 +37,7 @@ class Need:
     Attributes:
         n_rows: Rows.
         index: Index.
-        memory_gb: Memory of rows and index on all machines together.
+        memory_gb: Memory of rows, index and labels on all machines together.
         disk_gb: Of which on disk, where the index keeps them there.
         machines: Shards, each with its part of the rows; a query goes to all of them.
         queries_per_second: Of all shards together; twice the machines make it twice as much.
@@ -50,8 +55,23 @@ class Need:
     trust_hours: float
 
 
+def label_bytes(n_classes: int) -> int:
+    """Return what a bank keeps for the label of one row, in bytes, beside the row and its index.
+
+    Its label, its own neighbours, the shares of the labels among them (one number a class), its
+    trust and its weight in the prototype.
+    """
+    return 8 + 8 * TRUST_NEIGHBOURS + 4 * n_classes + 4 + 4
+
+
 def need(
-    n_rows: int, index: str, figures: dict[str, Any], slopes: dict[str, float], machine: Machine
+    n_rows: int,
+    index: str,
+    figures: dict[str, Any],
+    slopes: dict[str, float],
+    machine: Machine,
+    *,
+    n_classes: int = CLASSES,
 ) -> Need:
     """Return what ``n_rows`` rows need.
 
@@ -61,11 +81,12 @@ def need(
         figures: What ``million`` measured of this index, and ``threads``.
         slopes: Fitted exponents of the search time in n.
         machine: The machines that there are.
+        n_classes: Number of classes.
     """
     row_bytes = 4 * figures["dim"]
     on_disk = row_bytes + figures["disk_bytes"] / figures["n_rows"] if index == "disk" else 0
     in_memory = max(0, figures["index_bytes"]) / figures["n_rows"]
-    in_memory += 0 if index == "disk" else row_bytes
+    in_memory += label_bytes(n_classes) + (0 if index == "disk" else row_bytes)
     memory_gb = n_rows * in_memory / 1e9
     machines = max(1, math.ceil(memory_gb / (USABLE * machine.memory_gb)))
     part, cores = n_rows / machines, machine.cores / figures["threads"]

@@ -11,13 +11,18 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are run from there
 
+from attnknn.memory import MemoryBank
 from benchmarks import afmp_cost, plan
 from benchmarks.__main__ import main
+from benchmarks.approximate_search import row_of
 from benchmarks.bare_faiss import BareFaiss
 from benchmarks.check import other_machine, regressions
+from benchmarks.estimator_memory import METHODS
+from benchmarks.estimator_speed import main as measure_estimator
+from benchmarks.estimator_speed import memory_ratios
 from benchmarks.exponents import exponent
 from benchmarks.page import write_page
-from benchmarks.plan import Machine, foretold, need, queries_to_pay
+from benchmarks.plan import Machine, foretold, label_bytes, need, queries_to_pay
 from benchmarks.sizes import QUICK, clustered_rows, random_rows
 from benchmarks.suite import FILE, groups, run_suite, table
 from benchmarks.timing import Missing, Ratio, divided, interleaved
@@ -125,10 +130,22 @@ FIGURES = {
 }
 
 
+def test_label_bytes_are_what_a_bank_keeps():
+    bank = MemoryBank(random_rows(53, 7, 0), np.arange(53) % 3, n_classes=3)
+    view = bank.view
+    kept = (view.labels, view.own_neighbours, view.histograms, view.trust, view.prototype_weights)
+    assert sum(each.nbytes for each in kept) == 53 * label_bytes(3)
+    assert label_bytes(3) == 8 + 20 * 8 + 3 * 4 + 4 + 4
+
+
+# In the plans below 11 classes make 220 bytes a row: 8 + 20 * 8 + 11 * 4 + 4 + 4.
+
+
 def test_a_plan_by_hand():
-    # 100 bytes a row and 50 beside it; 0.7 * 1 GB holds 0.105 GB; twice the cores.
-    each = need(700_000, "ivfpq", FIGURES, {"ivfpq": 0.5}, Machine(memory_gb=1.0, cores=4))
-    assert each.memory_gb == pytest.approx(0.105)
+    # 100 bytes a row, 50 of the index, 220 of the labels; 0.7 * 1 GB holds all; twice the cores.
+    machine = Machine(memory_gb=1.0, cores=4)
+    each = need(700_000, "ivfpq", FIGURES, {"ivfpq": 0.5}, machine, n_classes=11)
+    assert each.memory_gb == pytest.approx(0.7 * 0.37)
     assert each.machines == 1
     assert each.queries_per_second == pytest.approx(400 * 2 / 700**0.5)
     assert each.build_hours == pytest.approx(36 / 2 * 700**1.5 / 3600)
@@ -136,15 +153,17 @@ def test_a_plan_by_hand():
 
 
 def test_rows_past_one_machine_are_shared():
-    each = need(10_000_000, "exact", FIGURES, {"exact": 1.0}, Machine(memory_gb=1.0, cores=2))
-    assert each.memory_gb == pytest.approx(1.5)
-    assert each.machines == 3  # 1.5 / 0.7, rounded up
-    assert each.queries_per_second == pytest.approx(400 * 1000 * 3 / 10_000_000)
+    machine = Machine(memory_gb=1.0, cores=2)
+    each = need(10_000_000, "exact", FIGURES, {"exact": 1.0}, machine, n_classes=11)
+    assert each.memory_gb == pytest.approx(3.7)
+    assert each.machines == 6  # 3.7 / 0.7, rounded up
+    assert each.queries_per_second == pytest.approx(400 * 1000 * 6 / 10_000_000)
 
 
 def test_rows_on_disk_take_no_memory():
-    each = need(10_000_000, "disk", FIGURES, {"ivfpq": 0.5}, Machine(memory_gb=1.0, cores=2))
-    assert each.memory_gb == pytest.approx(0.5)
+    machine = Machine(memory_gb=1.0, cores=2)
+    each = need(10_000_000, "disk", FIGURES, {"ivfpq": 0.5}, machine, n_classes=11)
+    assert each.memory_gb == pytest.approx(2.7)  # the index and the labels
     assert each.disk_gb == pytest.approx(1.2)  # 100 bytes a row and 20 in the lists
 
 
@@ -193,7 +212,8 @@ def test_the_page_is_computed_from_the_figures(tmp_path):
     assert "| ivfpq | 0.40 | 0.30 to 0.50 | 0.5 |" in page
     assert "| 100 | 2,000 | 36.0 | 8,000 | 96,000 |" in page  # 36 s / 0.375 ms
     assert "| exact | 200 | 400 | 0.50 |" in page
-    assert "| 100,000,000 | exact | 15.0 |" in page
+    assert "| 100,000,000 | exact | 72.6 |" in page  # 100 + 50 + 576 bytes a row
+    assert "576 with the 100 classes assumed below" in page
     for n_rows in plan.ROWS:
         assert page.count(f"| {n_rows:,} | ivfpq |") == 2  # for two kinds of machines
 
@@ -229,6 +249,47 @@ def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
     [row] = afmp_cost.measure(QUICK)
     assert isinstance(row, Missing)
     assert "cannot be imported" in row.reason
+
+
+def test_a_fast_search_that_misses_rows_is_no_row():
+    tuned = {"recall": 0.97512, "reached": False}
+    row = row_of("hnsw", (3.0, 4.0), tuned, {"ef": 1024})
+    assert isinstance(row, Missing)
+    assert row.reason == ("no setting keeps a recall of 0.99; the best, 0.9751, has {'ef': 1024}")
+    row = row_of("hnsw", (3.0, 4.0), tuned | {"recall": 0.9932, "reached": True}, {"ef": 64})
+    assert isinstance(row, Ratio) and row.median == 3.5
+    assert row.note == "recall 0.9932 with {'ef': 64}, clustered rows"
+
+
+def test_memory_ratios_by_hand():
+    memory = {
+        "attention": {"peak_mb": 900.0, "beyond_imports_mb": 280.0, "of_prediction_mb": 30.0},
+        "brute": {"peak_mb": 500.0, "beyond_imports_mb": 200.0, "of_prediction_mb": 60.0},
+    }
+    found = memory_ratios(memory)
+    assert {kind: row["ratio"] for kind, row in found.items()} == {
+        "peak_mb": 1.8,
+        "beyond_imports_mb": 1.4,
+        "of_prediction_mb": 0.5,
+    }
+    assert [row["reached"] for row in found.values()] == [False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read on Linux")
+def test_each_classifier_is_measured_with_its_own_libraries(tmp_path, monkeypatch):
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    out = tmp_path / "speed.json"
+    sizes = ["--rows", "600", "--queries", "40", "--k", "5", "--rounds", "1"]
+    measure_estimator([*sizes, "--out", str(out)])
+    found = json.loads(out.read_text())
+    assert found["memory"]["brute"]["libraries"] == ["sklearn"]
+    assert {"attnknn", "torch"} <= set(found["memory"]["attention"]["libraries"])
+    for name in METHODS:
+        kept = found["memory"][name]
+        assert 0 < kept["imported_mb"] <= kept["peak_mb"]
+        assert kept["beyond_imports_mb"] == kept["peak_mb"] - kept["imported_mb"]
+    assert found["speed"]["median"] > 0 and found["sizes"]["rows"] == 600
 
 
 def test_bare_faiss_answers_from_a_process_of_its_own(monkeypatch):

@@ -83,7 +83,7 @@ def test_a_collection_with_other_rows_is_refused(blobs, kept, uri):
 
 def test_a_collection_without_a_name_goes_with_the_bank(blobs, uri):
     bank = blobs.bank(index="milvus", uri=uri)
-    client, name = bank._index._client, bank._index.collection
+    client, name = bank._index._line.client, bank._index.collection
     assert client.has_collection(name)
     twin = bank.relabelled(blobs.labels)
     twin.add(blobs.queries, blobs.query_labels)  # a collection of its own from here on
@@ -136,6 +136,38 @@ def test_a_lost_connection_is_made_again(blobs, uri, method):
     assert len(connections) == 3
     assert index.n_rows == 101
     index.close()
+
+
+class Cut:
+    """A client whose line can be cut for good, as after a restart of the server."""
+
+    def __init__(self, client):
+        self.client, self.is_cut = client, False
+
+    def __getattr__(self, name):
+        if self.is_cut:
+            raise lost()
+        return getattr(self.client, name)
+
+
+@pytest.mark.parametrize("search_again", [True, False])
+def test_a_collection_is_dropped_through_the_line_there_is(blobs, uri, search_again):
+    clients = []
+
+    def connect(uri):
+        clients.append(Cut(milvus._pymilvus_client(uri)))
+        return clients[-1]
+
+    index = MilvusIndex(blobs.rows, uri=uri, connect=connect)
+    index.extend(blobs.rows)
+    name, witness = index.collection, milvus._pymilvus_client(uri)
+    clients[0].is_cut = True
+    if search_again:  # a second client, which the one that drops must know, too
+        index.search(blobs.queries, K)
+    assert witness.has_collection(name)
+    index.close()
+    assert len(clients) == 2
+    assert not witness.has_collection(name)
 
 
 def test_a_block_that_is_sent_twice_counts_once(blobs, uri, monkeypatch):

@@ -10,6 +10,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -57,15 +58,14 @@ class MilvusIndex(Index):
         super().__init__()
         if not uri:
             raise ValueError(f"uri must name a Milvus server or a file ending in .db, got {uri=}")
-        self._connect = connect or _pymilvus_client
         self.uri, self.collection = str(uri), collection or f"attnknn_{uuid.uuid4().hex}"
         self.knobs, self.settings = {"ef": EF_LADDER}, {"ef": EF_START}
-        self._client: Any = None
+        self._line = _Line(self.uri, connect or _pymilvus_client)
         self.n_rows = self._open(rows)
         # Without a name of the user's choice nobody could find the collection again.
         self._forget = weakref.finalize(self, lambda: None)
         if collection is None:
-            self._forget = weakref.finalize(self, _drop, self._client, self.collection)
+            self._forget = weakref.finalize(self, _drop, self._line, self.collection)
         self._forget.atexit = False  # a process that ends does not wait for a server
 
     def extend(self, rows: Float[np.ndarray, "N D"]) -> None:
@@ -76,7 +76,7 @@ class MilvusIndex(Index):
             block = rows[start : start + step]
             data = [{"id": start + i, "row": row} for i, row in enumerate(block)]
             # Keys are row numbers: a block that is sent twice, after a lost answer, counts once.
-            self._call("upsert", self.collection, data=data)
+            self._line.call("upsert", self.collection, data=data)
             self.n_rows = start + len(block)
 
     def search(self, queries: Float[np.ndarray, "B D"], k: int) -> Found:
@@ -93,7 +93,7 @@ class MilvusIndex(Index):
 
     def _hits(self, queries: list[Float[np.ndarray, " D"]], k: int) -> Any:
         depth = max(self.settings["ef"], k)  # Milvus wants ef of at least k
-        return self._call(
+        return self._line.call(
             "search",
             self.collection,
             data=queries,
@@ -111,16 +111,18 @@ class MilvusIndex(Index):
     def discard(self) -> None:
         """Drop the collection, before another is built in its place."""
         self._forget.detach()
-        self._call("drop_collection", self.collection)
+        self._line.call("drop_collection", self.collection)
 
     def _open(self, rows: Float[np.ndarray, "N D"]) -> int:
         """Make or find the collection; return the number of rows it has."""
-        if not self._call("has_collection", self.collection):
+        if not self._line.call("has_collection", self.collection):
             schema = _schema(rows.shape[1])
-            self._call("create_collection", self.collection, schema=schema, index_params=_graph())
+            self._line.call(
+                "create_collection", self.collection, schema=schema, index_params=_graph()
+            )
             return 0
-        self._call("load_collection", self.collection)
-        counted = self._call(
+        self._line.call("load_collection", self.collection)
+        counted = self._line.call(
             "query",
             self.collection,
             filter="",
@@ -141,7 +143,9 @@ class MilvusIndex(Index):
         if not len(ids):
             return True
         fields = ["id", "row"]
-        found = self._call("get", self.collection, ids=[int(i) for i in ids], output_fields=fields)
+        found = self._line.call(
+            "get", self.collection, ids=[int(i) for i in ids], output_fields=fields
+        )
         there = {hit["id"]: np.asarray(hit["row"], dtype=np.float32) for hit in found}
         return all(
             i in there
@@ -150,14 +154,25 @@ class MilvusIndex(Index):
             for i in ids
         )
 
-    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+
+class _Line:
+    """The way to a server: a client that is made when needed, and made again when it is lost.
+
+    It is no part of the index, so that what drops a collection after the index can use it, too.
+    """
+
+    def __init__(self, uri: str, connect: Callable[[str], Any]) -> None:
+        self.uri, self._connect = uri, connect
+        self.client: Any = None
+
+    def call(self, method: str, *args: Any, tries: int = TRIES, **options: Any) -> Any:
         """Call the client; after a lost connection, connect anew and try again."""
         wait = FIRST_WAIT
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(tries)):
             try:
-                if self._client is None:
-                    self._client = self._connect(self.uri)
-                return getattr(self._client, method)(*args, timeout=TIMEOUT, **options)
+                if self.client is None:
+                    self.client = self._connect(self.uri)
+                return getattr(self.client, method)(*args, timeout=TIMEOUT, **options)
             except ImportError:
                 raise
             except Exception as error:
@@ -166,9 +181,9 @@ class MilvusIndex(Index):
                 if not left:
                     raise MilvusAwayError(
                         f"uri must lead to a running Milvus server, got uri={self.uri!r}, which did"
-                        f" not answer in {TRIES} tries ({_reason(error)})"
+                        f" not answer in {tries} tries ({_reason(error)})"
                     ) from error
-                self._client = None
+                self.client = None
                 time.sleep(wait)
                 wait *= 2
 
@@ -228,13 +243,10 @@ def _graph() -> Any:
     return params
 
 
-def _drop(client: Any, collection: str) -> None:
-    """Drop a collection that nobody else can know; a server that is gone has none to drop."""
-    try:
-        client.drop_collection(collection, timeout=TIMEOUT)
-    except Exception as error:
-        if not is_lost_connection(error):
-            raise
+def _drop(line: _Line, collection: str) -> None:
+    """Drop a collection that nobody else can know; a server that stays away keeps it."""
+    with suppress(MilvusAwayError):  # a second try is for a line that was lost since
+        line.call("drop_collection", collection, tries=2)
 
 
 def _reason(error: Exception) -> str:
