@@ -9,8 +9,9 @@ from tiny import SMALL, config, tiny_splits
 
 import attnknn.trained as trained_module
 from attnknn.classify import predict
+from attnknn.compare import interval_table
 from attnknn.measure import negative_log_likelihood
-from attnknn.plot import use_style
+from attnknn.plot import sweep_grid, use_style
 from attnknn.studies import (
     ablation,
     contest,
@@ -103,8 +104,33 @@ def test_noise_study_covers_every_level(runs):
     assert len(auroc) == 2 and auroc.between(0.5, 1).all()  # once per memory
     with_transfer = measured[measured["method"] == "attention, transfer"]
     assert set(with_transfer["held_out"]) == {"clean"}
-    text = label_noise.verdict(study)
+    text = label_noise.verdict(label_noise.comparisons(study))
     assert "30 % symmetric, held-out labels noisy" in text and "**NLL**" in text
+    assert text.count("\n- ") == 4
+    panels = list(dict.fromkeys(label_noise.curves(study.table)["panel"]))
+    assert panels == [
+        f"{kind},\nheld-out {state}" for kind in kinds for state in ("clean", "noisy")
+    ]
+    beside = label_noise.beside_published(study).set_index(["noise", "method"])
+    own = measured.query(
+        "kind == 'symmetric' and rate == 0.3 and held_out == 'clean'"
+        " and method == 'attention' and metric == 'accuracy'"
+    )["value"].item()
+    shown = beside.loc[("30 %", "attention")]
+    assert shown["this run"] == f"{100 * own:.2f}"
+    assert shown["published exp4"] == "89.18" and shown["published exp7"] == "90.50"
+    assert beside.loc[("30 %", "distance"), "published exp7"] == "\N{EN DASH}"
+
+
+def test_one_kind_of_noise_is_enough_to_draw(runs):
+    options = {"k_eval": 7, "k_baseline": 5, "progress": False}
+    study = label_noise.memory_noise(
+        runs[:1], rates=(0.3,), kinds=("asymmetric",), held_out=("noisy",), **options
+    )
+    means = interval_table(label_noise.curves(study.table), ["panel", "method", "rate", "metric"])
+    figure = sweep_grid(means, x="rate", metrics=["accuracy", "nll"])
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_ylabel() == "asymmetric,\nheld-out noisy"
 
 
 def test_noise_reaches_trust_histograms_and_prototypes(runs):
