@@ -15,17 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnknn.attention import vote
-from attnknn.calibrate import (
-    Calibration,
-    apply_calibration,
-    fit_floor_and_temperature,
-    observed_nll,
-)
+from attnknn.calibrate import Calibration, apply_calibration, fit_floor_and_temperature
 from attnknn.checks import check_one_of, check_range
 from attnknn.classify import AdaptiveK, Distance, Method, Prototypes, Uniform, normalised, predict
 from attnknn.measure import negative_log_likelihood
 from attnknn.neighbours import Neighbours
 from attnknn.parts import euclidean_distances
+from attnknn.transition import LabelError, observed_nll
 
 KS = (1, 3, 5, 10, 20, 50, 100, 200)
 DISTANCE_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
@@ -117,7 +113,7 @@ def fit_baseline(
     neighbours: Neighbours,
     labels: Int[np.ndarray, " B"],
     *,
-    label_error: float = 0.0,
+    label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return the best setting of a baseline on held-out queries.
@@ -126,7 +122,8 @@ def fit_baseline(
         name: One of ``BASELINES`` or ``IMBALANCE_BASELINES``.
         neighbours: The held-out queries' neighbours; settings are tried up to its k.
         labels: Labels of the held-out queries.
-        label_error: Share of these labels that is wrong; corrected for, as for the attention.
+        label_error: Share of these labels that is wrong, or how classes turn into labels (see
+            ``attnknn.transition``); corrected for, as for the attention.
         weights: How much each query counts; None counts all alike.
     """
     options = {"label_error": label_error, "weights": weights}
@@ -138,7 +135,7 @@ def fit_method(
     neighbours: Neighbours,
     labels: Int[np.ndarray, " B"],
     *,
-    label_error: float = 0.0,
+    label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return the method with the smallest held-out NLL, each with its own calibration.
@@ -163,7 +160,7 @@ def calibrate(
     neighbours: Neighbours,
     labels: Int[np.ndarray, " B"],
     *,
-    label_error: float = 0.0,
+    label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
     """Return ``method`` with the floor and temperature that suit the held-out queries best."""

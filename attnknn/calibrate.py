@@ -13,6 +13,7 @@ from scipy.special import expit, logit, softmax
 
 from attnknn.checks import check_one_of, check_range
 from attnknn.measure import check_probs
+from attnknn.transition import LabelError, label_chances
 
 # Held-out rows that are all right would ask for a temperature of 0, and one wrong test row would
 # then cost everything; 0.1 keeps every probability above zero.
@@ -104,7 +105,7 @@ def fit_floor_and_temperature(
     probs: Float[np.ndarray, "N C"],
     labels: Int[np.ndarray, "N"],
     *,
-    label_error: float = 0.0,
+    label_error: LabelError = 0.0,
     weights: Float[np.ndarray, "N"] | None = None,
     temperatures: tuple[float, float] = TEMPERATURE_LIMITS,
 ) -> Calibration:
@@ -116,14 +117,15 @@ def fit_floor_and_temperature(
     Args:
         probs: Probabilities of held-out rows.
         labels: Their labels.
-        label_error: Share of these labels that is wrong, each in favour of any other class alike.
+        label_error: Share of these labels that is wrong, or the whole matrix of how classes turn
+            into labels; see ``attnknn.transition``.
         weights: How much each row counts; None counts all alike.
         temperatures: Smallest and largest temperature.
     """
     probs = check_probs(probs, labels)
-    check_range("label_error", label_error, low=0, high=1 - 1 / probs.shape[1], high_open=True)
+    chances = label_chances(label_error, labels, probs.shape[1])
     bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(temperatures))]
-    settings = {"args": (probs, labels, label_error, weights), "jac": True, "bounds": bounds}
+    settings = {"args": (probs, labels, chances, weights), "jac": True, "bounds": bounds}
     settings |= {"method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-9}}
     starts = [(logit(floor), 0.0) for floor in (1e-4, 1e-2, 0.2)]
     fits = [minimize(_floor_temperature_loss, start, **settings) for start in starts]
@@ -135,47 +137,37 @@ def _floor_temperature_loss(
     point: np.ndarray,
     probs: Float[np.ndarray, "N C"],
     labels: Int[np.ndarray, "N"],
-    label_error: float = 0.0,
+    chances: Float[np.ndarray, "N C"] | None = None,
     weights: Float[np.ndarray, "N"] | None = None,
 ) -> tuple[float, np.ndarray]:
-    """Return the mean negative log-likelihood and its slope in (logit floor, log temperature)."""
+    """Return the mean negative log-likelihood and its slope in (logit floor, log temperature).
+
+    With scores s, probabilities p = softmax(s) and chances t of the observed label under each true
+    class, loss = -log sum(p t), and d loss / d s = p - p t / sum(p t): what the model says less
+    what it says once the label is known. Of a right label, that is p - one-hot.
+    """
     floor, sharpness = expit(point[0]), np.exp(-point[1])
     rows = np.arange(len(labels))
     smoothed = (1 - floor) * probs + floor / probs.shape[1]  # (N, C)
     log_smoothed = np.log(smoothed)
     scores = sharpness * log_smoothed
-    peak = scores.max(axis=1, keepdims=True)
-    tempered = np.exp(scores - peak)
+    scores -= scores.max(axis=1, keepdims=True)
+    tempered = np.exp(scores)
     total = tempered.sum(axis=1, keepdims=True)
     tempered /= total  # (N, C)
-    loss = (peak + np.log(total))[:, 0] - scores[rows, labels]  # (N,)
 
-    damping = 1.0
-    if label_error > 0:
-        # The observed label has keep * p + other; damping is what is left of the slope of log p.
-        other = label_error / (probs.shape[1] - 1)
-        own = (1 - label_error - other) * np.exp(-loss)
-        loss, damping = -np.log(own + other), own / (own + other)
-
+    if chances is None:
+        losses, gaps = np.log(total[:, 0]) - scores[rows, labels], tempered
+        gaps[rows, labels] -= 1
+    else:
+        known = tempered * chances
+        observed = known.sum(axis=1, keepdims=True)
+        losses, gaps = -np.log(observed[:, 0]), tempered - known / observed
     by_floor = (1 / probs.shape[1] - probs) / smoothed  # d log_smoothed / d floor
-    floor_slope = damping * ((tempered * by_floor).sum(axis=1) - by_floor[rows, labels])
-    sharp_slope = damping * ((tempered * log_smoothed).sum(axis=1) - log_smoothed[rows, labels])
-    slopes = [sharpness * floor_slope * floor * (1 - floor), -sharpness * sharp_slope]
-    loss, *slope = np.average([loss, *slopes], axis=1, weights=weights)
+    floor_slope = sharpness * (gaps * by_floor).sum(axis=1) * floor * (1 - floor)
+    sharp_slope = -sharpness * (gaps * log_smoothed).sum(axis=1)
+    loss, *slope = np.average([losses, floor_slope, sharp_slope], axis=1, weights=weights)
     return float(loss), np.array(slope)
-
-
-def observed_nll(
-    probs: Float[np.ndarray, "N C"],
-    labels: Int[np.ndarray, "N"],
-    label_error: float,
-    weights: Float[np.ndarray, "N"] | None = None,
-) -> float:
-    """Return the (weighted) mean NLL of labels of which a known share is wrong."""
-    own = check_probs(probs, labels)[np.arange(len(labels)), labels]
-    other = label_error / (probs.shape[1] - 1)
-    losses = -np.log((1 - label_error) * own + other * (1 - own))
-    return float(np.average(losses, weights=weights))
 
 
 def fit_conformal(

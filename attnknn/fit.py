@@ -24,9 +24,10 @@ from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.holdout import fit_and_stop_rows, latest_good_epoch
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
-from attnknn.noisy import corrected_nll, label_error_rate, noisy_labels
+from attnknn.noisy import label_transition
+from attnknn.queries import Queries, judging_sets, make_queries
+from attnknn.transition import LabelError, wrong_share
 
-NOISE_CHECKS = (0.0, 0.5, 1.0)  # shares of the largest noise rate at which a transfer fit is judged
 HISTORY = ["epoch", "fit_nll", "stop_nll", "entropy", "kept"]
 PREPARED_CELLS = 50_000_000  # query-neighbour-class histograms that are kept over all epochs
 
@@ -103,7 +104,7 @@ def fit_on_neighbours(
     fitting: FittingConfig,
     seed: int = 0,
     progress: bool = False,
-    label_error: float | None = None,
+    label_error: LabelError | None = None,
     weights: Float[np.ndarray, " B"] | None = None,
     n_epochs: int | None = None,
 ) -> FittedAttention:
@@ -117,8 +118,9 @@ def fit_on_neighbours(
         fitting: Epochs, rates, noise augmentation, forward correction.
         seed: Decides the initial weights, the order and the fit / stop split.
         progress: Show a progress bar.
-        label_error: Share of wrong query labels, where it is known better than by the estimate
-            that ``fitting`` may ask for.
+        label_error: Share of wrong query labels, or how classes turn into labels (see
+            ``attnknn.transition``), where it is known better than by the estimate that ``fitting``
+            may ask for.
         weights: How much each query counts in the loss; None counts all alike.
         n_epochs: Epochs to fit, where an earlier fit has found out how many are good; None makes a
             trial.
@@ -129,26 +131,24 @@ def fit_on_neighbours(
             f"queries must number at least 2, one to fit and one to stop on, got {n_queries}"
         )
     checked = check_labels("labels", labels, n_rows=n_queries, n_classes=bank.n_classes)
-    targets = torch.from_numpy(checked)
     if label_error is None:
-        label_error = label_error_rate(neighbours, targets) if fitting.fit_noisy_labels else 0.0
-    counts = None if weights is None else torch.tensor(weights).float()
+        label_error = label_transition(neighbours, checked) if fitting.fit_noisy_labels else 0.0
     prepare = attention.denoise and fitting.fit_noise_max == 0
     if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
         _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
-    queries = Queries(neighbours, targets, label_error, counts)
+    queries = make_queries(bank, neighbours, checked, label_error, weights, fitting, seed)
     if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
         raise ValueError(
             f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
         )
     model, history = _fit(attention, bank, queries, fitting, seed, n_epochs, progress)
-    return FittedAttention(model, history, label_error, neighbours.k)
+    return FittedAttention(model, history, wrong_share(label_error), neighbours.k)
 
 
 def _fit(
     attention: AttentionConfig,
     bank: MemoryBank,
-    queries: "Queries",
+    queries: Queries,
     fitting: FittingConfig,
     seed: int,
     n_epochs: int | None,
@@ -167,7 +167,7 @@ def _fit(
         n_epochs = int(history["kept"].sum())
     model = _start(attention, bank, seed)
     # The rate falls to zero within the epochs there are: a fit that is cut off is left unsettled.
-    for _ in _descend(model, bank, queries, None, replace(fitting, fit_epochs=n_epochs), seed):
+    for _ in _descend(model, queries, None, replace(fitting, fit_epochs=n_epochs), seed):
         bar.update()
     bar.close()
     return model, history
@@ -176,7 +176,7 @@ def _fit(
 def _try(
     attention: AttentionConfig,
     bank: MemoryBank,
-    queries: "Queries",
+    queries: Queries,
     fitting: FittingConfig,
     seed: int,
     bar: tqdm,
@@ -187,11 +187,10 @@ def _try(
     them is clearly worse than one that does. So this one is thrown away, and the length kept.
     """
     fit_rows, stop_rows = fit_and_stop_rows(queries.labels, fitting.fit_stop_share, seed)
-    generator = torch.Generator().manual_seed(seed)
-    judges = _stop_sets(bank, queries.neighbours, stop_rows, fitting.fit_noise_max, generator)
+    judges = judging_sets(bank, queries.neighbours.of_queries(stop_rows), fitting, seed)
     trial = _start(attention, bank, seed)
     history, stop_losses = [], []
-    for epoch, fit_loss in enumerate(_descend(trial, bank, queries, fit_rows, fitting, seed)):
+    for epoch, fit_loss in enumerate(_descend(trial, queries, fit_rows, fitting, seed)):
         losses, entropy = _judge(trial, judges, queries, stop_rows)
         stop_losses.append(losses)
         history.append((epoch, fit_loss, float(losses.mean()), entropy))
@@ -200,23 +199,6 @@ def _try(
     # The length of the fit is chosen on rows that were not fitted on; the test split plays no part.
     last = latest_good_epoch(torch.stack(stop_losses))
     return pd.DataFrame([(*row, row[0] <= last) for row in history], columns=HISTORY)
-
-
-@dataclass(frozen=True)
-class Queries:
-    """What an attention is fitted on: queries with their labels and how much each counts."""
-
-    neighbours: Neighbours
-    labels: Int[Tensor, " B"]
-    label_error: float
-    weights: Float[Tensor, " B"] | None
-
-    def loss(
-        self, log_probs: Float[Tensor, "B C"], rows: Int[Tensor, " B"], *, reduce: bool = True
-    ) -> Tensor:
-        """Return the loss of the given rows, as a mean or one by one."""
-        weights = None if self.weights is None else self.weights[rows]
-        return corrected_nll(log_probs, self.labels[rows], self.label_error, weights, reduce=reduce)
 
 
 def _start(attention: AttentionConfig, bank: MemoryBank, seed: int) -> NeighbourAttention:
@@ -228,7 +210,6 @@ def _start(attention: AttentionConfig, bank: MemoryBank, seed: int) -> Neighbour
 
 def _descend(
     model: NeighbourAttention,
-    bank: MemoryBank,
     queries: Queries,
     rows: Int[Tensor, " F"] | None,
     fitting: FittingConfig,
@@ -246,12 +227,8 @@ def _descend(
         losses = []
         order = rows[torch.randperm(len(rows), generator=generator)]
         for chosen in order.split(fitting.fit_batch_size):
-            batch = queries.neighbours.of_queries(chosen)
-            if fitting.fit_noise_max > 0:
-                rate = fitting.fit_noise_max * torch.rand((), generator=generator).item()
-                drawn = noisy_labels(bank.labels, rate, bank.n_classes, generator)
-                batch = batch.with_view(bank.view_of(drawn))
-            loss = queries.loss(model(batch).log_probs, chosen) + model.penalty()
+            attended = model(queries.batch(chosen, generator))
+            loss = queries.loss(attended.log_probs, chosen) + model.penalty()
             if not torch.isfinite(loss):
                 raise RuntimeError(f"the attention's loss became {loss.item()}: lower fit_lr")
             optimiser.zero_grad()
@@ -263,31 +240,15 @@ def _descend(
         yield float(np.mean(losses))
 
 
-def _stop_sets(
-    bank: MemoryBank,
-    neighbours: Neighbours,
-    stop_rows: Int[Tensor, " S"],
-    noise_max: float,
-    generator: torch.Generator,
-) -> list[Neighbours]:
-    """Return the neighbourhoods that judge an epoch: as they are, or at fixed noise draws."""
-    held = neighbours.of_queries(stop_rows)
-    if noise_max == 0:
-        return [held]
-    rates = [share * noise_max for share in NOISE_CHECKS]
-    draws = [noisy_labels(bank.labels, rate, bank.n_classes, generator) for rate in rates]
-    return [held.with_view(bank.view_of(labels)) for labels in draws]
-
-
 @torch.no_grad()
 def _judge(
     model: NeighbourAttention,
-    stop_sets: list[Neighbours],
+    judges: list[Neighbours],
     queries: Queries,
     rows: Int[Tensor, " S"],
 ) -> tuple[Float[Tensor, " S"], float]:
     """Return the loss of each judging row and the mean attention entropy."""
-    attended = [model(held) for held in stop_sets]
+    attended = [model(held) for held in judges]
     losses = [queries.loss(each.log_probs, rows, reduce=False) for each in attended]
     entropies = [each.entropy().mean() for each in attended]
     return torch.stack(losses).mean(dim=0), float(torch.stack(entropies).mean())

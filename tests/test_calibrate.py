@@ -5,7 +5,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from attnknn import calibrate, measure
+from attnknn import calibrate, measure, transition
 
 N, C = 4001, 7
 
@@ -248,35 +248,82 @@ def test_wrong_held_out_labels_are_allowed_for():
     corrected = calibrate.fit_floor_and_temperature(probs, noisy, label_error=0.3)
     plain = calibrate.fit_floor_and_temperature(probs, noisy)
     losses = [
-        calibrate.observed_nll(calibrate.apply_calibration(probs, each), labels, 0.0)
+        transition.observed_nll(calibrate.apply_calibration(probs, each), labels, 0.0)
         for each in (clean, corrected, plain)
     ]
     assert losses[1] - losses[0] < 0.01
     assert losses[2] - losses[0] > 0.05
 
 
-def test_the_corrected_slope_is_the_derivative():
+TURNED = np.array([[0.6, 0.4, 0, 0], [0, 0.7, 0.2, 0.1], [0, 0, 0.9, 0.1], [0.3, 0, 0, 0.7]])
+
+
+@pytest.mark.parametrize("label_error", [0.0, 0.2, TURNED], ids=["right", "symmetric", "matrix"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_corrected_slope_is_the_derivative(label_error, weighted):
     rng = np.random.default_rng(6)
     probs = rng.dirichlet(np.ones(4), size=31)
     labels = rng.integers(4, size=31)
+    weights = rng.uniform(0.1, 3, size=31) if weighted else None
+    chances = transition.label_chances(label_error, labels, 4)
     point, step = np.array([-2.0, 0.3]), 1e-6
-    _, slope = calibrate._floor_temperature_loss(point, probs, labels, 0.2)
+    _, slope = calibrate._floor_temperature_loss(point, probs, labels, chances, weights)
     for axis in range(2):
         ahead, behind = point.copy(), point.copy()
         ahead[axis] += step
         behind[axis] -= step
         ends = [
-            calibrate._floor_temperature_loss(end, probs, labels, 0.2)[0] for end in (ahead, behind)
+            calibrate._floor_temperature_loss(end, probs, labels, chances, weights)[0]
+            for end in (ahead, behind)
         ]
         assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope[axis], rel=1e-4)
 
 
+def test_a_turned_class_is_allowed_for_only_by_its_matrix():
+    """Class c is labelled c + 1 in 40 % of the rows, and votes over such a memory say so too."""
+    rng = np.random.default_rng(7)
+    truth = softmax(6 * rng.normal(size=(4001, 5)), axis=1)
+    labels = np.array([rng.choice(5, p=row) for row in truth])
+    noisy = np.where(rng.random(len(labels)) < 0.4, (labels + 1) % 5, labels)
+    matrix = 0.6 * np.eye(5) + 0.4 * np.roll(np.eye(5), 1, axis=1)
+    votes = truth @ matrix
+    clean, turned, symmetric = (
+        calibrate.fit_floor_and_temperature(votes, given, label_error=error)
+        for given, error in ((labels, 0.0), (noisy, matrix), (noisy, 0.4))
+    )
+    losses = [
+        transition.observed_nll(calibrate.apply_calibration(votes, each), labels, 0.0)
+        for each in (clean, turned, symmetric)
+    ]
+    assert losses[1] - losses[0] < 0.02
+    assert losses[2] - losses[0] > 0.1
+
+
+@pytest.mark.parametrize(
+    ("matrix", "rule"),
+    [
+        (np.eye(3), r"label_error must be \(4, 4\)"),
+        (0.9 * np.eye(4), "label_error must have rows that are distributions"),
+        (np.full((4, 4), 0.25), "label_error must have its largest entries on the diagonal"),
+        (np.roll(np.eye(4), 1, axis=1), "label_error must have its largest entries"),
+    ],
+)
+def test_a_matrix_that_cannot_be_read_is_refused(matrix, rule):
+    with pytest.raises(ValueError, match=rule):
+        transition.transition_matrix(matrix, 4)
+
+
 def test_observed_nll_by_hand():
     probs = np.array([[0.7, 0.2, 0.1]])
-    assert calibrate.observed_nll(probs, np.array([0]), 0.0) == pytest.approx(-np.log(0.7))
-    assert calibrate.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
+    assert transition.observed_nll(probs, np.array([0]), 0.0) == pytest.approx(-np.log(0.7))
+    assert transition.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
         -np.log(0.8 * 0.7 + 0.1 * 0.3)
     )
+    turned = np.array([[0.6, 0.4, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.7]])
+    assert transition.observed_nll(probs, np.array([0]), turned) == pytest.approx(
+        -np.log(0.7 * 0.6 + 0.1 * 0.3)
+    )
+    assert transition.wrong_share(turned) == pytest.approx(0.7 / 3)
 
 
 def test_held_out_rows_that_are_all_right_leave_no_class_impossible():

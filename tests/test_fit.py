@@ -10,10 +10,17 @@ from attnknn import fit
 from attnknn.attention import NeighbourAttention
 from attnknn.classify import Attention, predict
 from attnknn.config import AttentionConfig, FittingConfig
+from attnknn.corrupt import flip_labels
 from attnknn.fit import fit_attention, fit_on_neighbours
 from attnknn.measure import negative_log_likelihood
 from attnknn.memory import MemoryBank
-from attnknn.noisy import corrected_nll, label_error_rate, noisy_labels
+from attnknn.noisy import (
+    corrected_nll,
+    label_transition,
+    noisy_labels,
+    view_pool,
+)
+from attnknn.transition import transition_matrix
 
 DEFAULT = AttentionConfig()
 QUICK = FittingConfig(fit_k=13, fit_epochs=7, fit_batch_size=53)
@@ -228,14 +235,72 @@ def test_an_error_rate_that_would_turn_labels_round_is_refused(error):
         corrected_nll(log_probs, torch.tensor([0]), error)
 
 
-def test_the_error_rate_is_read_from_the_majority_of_the_neighbours(make_blobs):
-    blobs = make_blobs(n_rows=307, n_queries=1009, spread=0.1)
-    noisy = blobs.with_noise(0.3, seed=5)
-    neighbours = noisy.bank().search(noisy.queries, 23)
-    rate = label_error_rate(neighbours, torch.from_numpy(noisy.query_labels))
-    assert rate == pytest.approx(0.3, abs=0.04)
-    clean = label_error_rate(neighbours, torch.from_numpy(blobs.query_labels))
-    assert clean < 0.02
+def test_corrected_nll_of_a_matrix_by_hand():
+    log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]]).log()
+    chances = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.2, 0.0, 0.8]])
+    losses = corrected_nll(log_probs, torch.tensor([0, 1]), chances, reduce=False)
+    expected = -np.log([0.5 * 0.6 + 0.2 * 0.2, 0.1 * 0.4 + 0.6 * 0.7])
+    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-5)
+
+
+def test_a_number_is_the_symmetric_matrix():
+    log_probs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).log_softmax(dim=1)
+    labels = torch.arange(7) % 5
+    matrix = torch.from_numpy(transition_matrix(0.3, 5)).float()
+    one, other = (corrected_nll(log_probs, labels, error) for error in (0.3, matrix))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize(("kind", "rate"), [("symmetric", 0.3), ("asymmetric", 0.4)])
+def test_the_transition_is_read_from_clear_areas(make_blobs, kind, rate):
+    """Memory and queries are equally wrong; a majority of few neighbours would be misled."""
+    blobs = make_blobs(n_rows=2003, n_queries=4001, spread=0.1)
+    options = {"n_classes": blobs.bank().n_classes, "kind": kind}
+    bank = blobs.bank().relabelled(flip_labels(blobs.labels, rate, seed=5, **options))
+    wrong = flip_labels(blobs.query_labels, rate, seed=6, **options)
+    found = label_transition(bank.search(blobs.queries, 23), wrong)
+    actual = np.zeros_like(found)
+    np.add.at(actual, (blobs.query_labels, wrong), 1)
+    actual /= actual.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(found, actual, atol=0.06)
+    np.testing.assert_allclose(found.sum(axis=1), 1)
+
+
+def test_mixed_classes_are_not_taken_for_wrong_labels(make_blobs):
+    blobs = make_blobs(seed=1, n_rows=601, n_queries=2003, spread=0.35)
+    neighbours = blobs.bank().search(blobs.queries, 23)
+    majority = neighbours.labels.mode(dim=1).values.numpy()
+    assert (majority != blobs.query_labels).mean() > 0.1  # what a plain count would call wrong
+    found = label_transition(neighbours, blobs.query_labels)
+    np.testing.assert_array_equal(found, np.eye(blobs.bank().n_classes))
+
+
+def test_labels_that_say_nothing_still_give_a_matrix_that_can_be_read(make_blobs):
+    blobs = make_blobs(n_rows=307, n_queries=211)
+    labels = np.random.default_rng(0).integers(blobs.bank().n_classes, size=211)
+    found = label_transition(blobs.bank().search(blobs.queries, 23), labels)
+    transition_matrix(found, blobs.bank().n_classes)  # refuses what cannot be read
+
+
+def test_a_pool_covers_the_noise_rates_evenly_and_is_bounded(make_blobs, monkeypatch):
+    bank = make_blobs(n_rows=2003).bank()
+    views = view_pool(bank, 0.4, torch.Generator().manual_seed(0))
+    rates = [(view.labels != bank.labels).float().mean().item() for view in views]
+    assert len(views) == 48
+    np.testing.assert_allclose(rates, 0.4 * (np.arange(48) + 0.5) / 48, atol=0.05)
+    monkeypatch.setattr("attnknn.noisy.POOL_CELLS", 10 * len(bank) * bank.n_classes)
+    assert len(view_pool(bank, 0.4, torch.Generator().manual_seed(0))) == 10
+
+
+def test_a_noise_augmented_fit_makes_each_view_once(make_blobs, monkeypatch):
+    blobs = make_blobs(seed=2, n_rows=401, n_queries=809, spread=0.25)
+    made = []
+    whole = MemoryBank.view_of
+    monkeypatch.setattr(
+        MemoryBank, "view_of", lambda bank, labels: made.append(1) or whole(bank, labels)
+    )
+    fitted(blobs, fitting=replace(QUICK, fit_noise_max=0.3))
+    assert len(made) <= 48 + 3 + 1  # the pool, the judges, and the memory's own
 
 
 def test_forward_correction_recovers_calibrated_probabilities(make_blobs):

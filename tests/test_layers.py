@@ -14,11 +14,11 @@ ORDER = """
     checks files typed choices config studyconfig provenance
     routes catalogue sources rows tables ownfiles readers data
     corrupt augment
-    measure calibrate resample significance compare
+    measure transition calibrate resample significance compare
     afmp backbones embed
     blas index neighbours bankfile rowbank memory
     posterior parts attention classify baselines explain
-    losses noisy holdout fit
+    losses noisy queries holdout fit
     muon schedules optim checkpoint parallel afmptrain selfmemory objectives stage1 trained train
     runs views
     plot report studies

@@ -186,6 +186,28 @@ def test_names_at_line_ends_do_not_collide_when_all_lines_end_together():
     assert_readable(plot.sweep_panels(table, x="k", metrics=["accuracy", "nll"]))
 
 
+def test_a_sweep_grid_has_a_row_a_sweep_and_one_axis_a_measure():
+    names = (
+        "symmetric,\nheld-out clean",
+        "symmetric,\nheld-out noisy",
+        "asymmetric,\nheld-out clean",
+    )
+    rows = [interval_rows(k=[1, 5, 20]).assign(panel=name) for name in names]
+    rows[2] = rows[2][rows[2]["method"] != "cnn"].assign(mean=lambda t: t["mean"] + 0.3)
+    figure = plot.sweep_grid(pd.concat(rows), x="k", metrics=["accuracy", "nll"])
+    axes = np.array(figure.axes).reshape(3, 2)
+    assert [ax.get_ylabel() for ax in axes[:, 0]] == list(names)
+    assert [ax.get_title() for ax in axes[0]] == ["accuracy (%)", "NLL"]
+    assert len({ax.get_ylim() for ax in axes[:, 1]}) == 1
+    drawn = {tuple(line.get_ydata()) for line in axes[2, 1].lines}
+    assert len(drawn) == len(METHODS) - 1
+    colours = [{line.get_label(): line.get_color() for line in ax.lines} for ax in axes[:, 0]]
+    assert colours[0] == colours[1]
+    (legend,) = figure.legends
+    assert {text.get_text() for text in legend.get_texts()} == set(colours[0])
+    assert_readable(figure)
+
+
 def test_training_curves_draw_one_line_a_seed_and_skip_missing_epochs():
     epochs = np.arange(1, 8)
     runs = [

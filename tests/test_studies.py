@@ -13,11 +13,12 @@ from attnknn import report
 from attnknn.baselines import BASELINES, FittedMethod, candidates
 from attnknn.calibrate import Calibration
 from attnknn.classify import Distance, Uniform, predict
+from attnknn.compare import interval_table
 from attnknn.config import AttentionConfig
 from attnknn.files import write_json
 from attnknn.measure import accuracy, negative_log_likelihood
 from attnknn.parts import SITUATION_COLUMNS, Evidence
-from attnknn.plot import method_style, use_style
+from attnknn.plot import method_style, sweep_grid, use_style
 from attnknn.studies import (
     ablation,
     chosen,
@@ -175,8 +176,32 @@ def test_noise_study_covers_every_level(runs):
     assert len(auroc) == 2 and auroc.between(0.5, 1).all()  # once per memory
     with_transfer = measured[measured["method"] == "attention, transfer"]
     assert set(with_transfer["held_out"]) == {"clean"}
-    text = label_noise.verdict(study)
+    text = label_noise.verdict(label_noise.comparisons(study))
     assert "30 % symmetric, held-out labels noisy" in text and "**NLL**" in text
+    assert text.count("\n- ") == 4
+    panels = list(dict.fromkeys(label_noise.curves(study.table)["panel"]))
+    assert panels == [
+        f"{kind},\nheld-out {state}" for kind in kinds for state in ("clean", "noisy")
+    ]
+    beside = label_noise.beside_published(study).set_index(["method", "source"])["rate = 0.3"]
+    own = measured.query(
+        "kind == 'symmetric' and rate == 0.3 and held_out == 'clean'"
+        " and method == 'attention' and metric == 'accuracy'"
+    )["value"].item()
+    assert beside["attention", "this run"] == own
+    assert beside["attention", "published exp4"] == 0.8918
+    assert beside["attention", "published exp7"] == 0.9050
+
+
+def test_one_kind_of_noise_is_enough_to_draw(runs):
+    options = {"k_eval": 7, "k_baseline": 5, "progress": False}
+    study = label_noise.memory_noise(
+        runs[:1], rates=(0.3,), kinds=("asymmetric",), held_out=("noisy",), **options
+    )
+    means = interval_table(label_noise.curves(study.table), ["panel", "method", "rate", "metric"])
+    figure = sweep_grid(means, x="rate", metrics=["accuracy", "nll"])
+    assert len(figure.axes) == 2
+    assert figure.axes[0].get_ylabel() == "asymmetric,\nheld-out noisy"
 
 
 def test_noise_reaches_trust_histograms_and_prototypes(runs):

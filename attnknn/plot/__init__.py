@@ -14,7 +14,14 @@ from attnknn.plot.afmp import (
 )
 from attnknn.plot.calibration import confusion, reliability_diagram, risk_coverage_curves
 from attnknn.plot.neighbours import explanation, neighbour_bars, neighbour_strip
-from attnknn.plot.results import forest, method_dots, sweep_lines, sweep_panels, training_curves
+from attnknn.plot.results import (
+    forest,
+    method_dots,
+    sweep_grid,
+    sweep_lines,
+    sweep_panels,
+    training_curves,
+)
 from attnknn.plot.style import (
     COLUMN_WIDTH,
     FULL_WIDTH,
@@ -44,6 +51,7 @@ __all__ = [
     "reliability_diagram",
     "risk_coverage_curves",
     "scaling_panels",
+    "sweep_grid",
     "sweep_lines",
     "sweep_panels",
     "training_curves",

@@ -217,6 +217,38 @@ def sweep_panels(
     return figure
 
 
+def sweep_grid(
+    table: pd.DataFrame, *, x: str, metrics: Sequence[str], x_label: str | None = None
+) -> Figure:
+    """Draw several measures of several sweeps: a row of panels a sweep, one legend below.
+
+    A measure has one vertical axis for all sweeps, so that rows can be compared.
+
+    Args:
+        table: As for ``sweep_lines``, with the name of each row's sweep in ``panel``.
+        x: Column that is swept.
+        metrics: Measures, left to right.
+        x_label: Label of the horizontal axes.
+    """
+    panels = list(dict.fromkeys(table["panel"]))
+    size = (FULL_WIDTH, 0.9 + 1.25 * len(panels))
+    figure, axes = plt.subplots(
+        len(panels), len(metrics), figsize=size, squeeze=False, sharex=True, sharey="col"
+    )
+    for panel, row in zip(panels, axes, strict=True):
+        lines = table[table["panel"] == panel]
+        for metric, ax in zip(metrics, row, strict=True):
+            sweep_lines(lines, x=x, metric=metric, ax=ax, x_label=x_label, direct_labels=False)
+            ax.label_outer()
+            ax.set(ylabel="", title=metric_label(metric) if panel == panels[0] else "")
+        row[0].set_ylabel(panel)
+    entries = {}
+    for ax in axes[:, 0]:
+        entries |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    figure.legend(entries.values(), entries, loc="outside lower center", ncols=3)
+    return figure
+
+
 def forest(table: pd.DataFrame) -> Figure:
     """Draw paired differences to the baseline, one panel a measure.
 

@@ -19,6 +19,7 @@ from attnknn.measure import negative_log_likelihood, summarise
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
 from attnknn.trained import TrainedRun
+from attnknn.transition import LabelError
 
 METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece")
 TUNED_DEPTH = max(KS)  # neighbours that a tuned baseline may use, where the memory has them
@@ -53,7 +54,9 @@ def plain_methods(k: int) -> dict[str, Method]:
     return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
 
 
-def tuned_baselines(found: Neighbourhoods, *, label_error: float = 0.0) -> dict[str, FittedMethod]:
+def tuned_baselines(
+    found: Neighbourhoods, *, label_error: LabelError = 0.0
+) -> dict[str, FittedMethod]:
     """Return the baselines with everything chosen on the held-out queries.
 
     Search deeper than the attention (``TUNED_DEPTH``): a plain vote may need more neighbours.

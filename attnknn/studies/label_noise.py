@@ -3,8 +3,8 @@
 The embedder stays as it is; only the labels of the memory rows are flipped. Everything a method
 derives from labels (trust, histograms, prototypes) comes from the flipped ones. At each level the
 held-out queries tune the baselines and refit the attention. Their labels are clean, or as noisy as
-the memory's (the case people really have); then the share of wrong ones is estimated from the
-neighbours' majority, and every method fitted on them gets the same forward correction.
+the memory's (the case people really have); then it is estimated how classes turn into labels
+(``attnknn.noisy.label_transition``), and every method fitted on them gets the same correction.
 """
 
 import itertools
@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import Bool, Float, Int
 from sklearn.metrics import roc_auc_score
 from tqdm import tqdm
@@ -24,7 +23,7 @@ from attnknn.compare import compare_methods
 from attnknn.corrupt import flip_labels
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
-from attnknn.noisy import label_error_rate
+from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
@@ -35,10 +34,18 @@ from attnknn.studies.contest import (
     tidy_measures,
     tuned_baselines,
 )
+from attnknn.studies.published import published_noise, sweep_beside_published
 from attnknn.trained import TrainedRun
 
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
-CURVES = ("uniform", "uniform (tuned)", "distance (tuned)", "attention", "attention, transfer")
+CURVES = (
+    "uniform",
+    "uniform (tuned)",
+    "distance (tuned)",
+    "prototypes (tuned)",
+    "attention",
+    "attention, transfer",
+)
 DETECTORS = ("trust", "cleanlab")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
 
@@ -135,7 +142,7 @@ def noisy_predictions(
         found.held_out.with_view(bank.view), labels, found.test.with_view(bank.view)
     )
     here = whole.nearest(k_eval)
-    error = label_error_rate(here.held_out, torch.from_numpy(labels)) if is_noisy else 0.0
+    error = label_transition(here.held_out, labels) if is_noisy else 0.0
     plain = plain_methods(min(k_baseline, whole.test.k))
     tuned = tuned_baselines(here, label_error=error)
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
@@ -149,25 +156,50 @@ def noisy_predictions(
     return probs, bank
 
 
-def curves(study: NoiseStudy, *, kind: str, held_out: str) -> pd.DataFrame:
-    """Return the rows of one kind of noise to draw: the methods that tell the story."""
-    table = study.table
-    chosen = (table["kind"] == kind) & (table["held_out"] == held_out)
-    return table[chosen & table["method"].isin(CURVES)]
+def curves(table: pd.DataFrame, *, held_out: str | None = None) -> pd.DataFrame:
+    """Return the rows to draw, of the methods that tell the story, with the name of their panel.
+
+    Args:
+        table: Of the study, or of memory-only and retrained runs together.
+        held_out: Held-out labels to show; all of them when None, named in the panel.
+    """
+    rows = table[table["method"].isin(CURVES)]
+    rows = rows if held_out is None else rows[rows["held_out"] == held_out]
+    names = rows["kind"] + (",\nheld-out " + rows["held_out"] if held_out is None else "")
+    if "corrupted" in rows:
+        names = names + ",\n" + rows["corrupted"]
+    rows = rows.assign(panel=names)
+    for name in ("corrupted", "held_out", "kind"):  # the last one sorts first
+        if name in rows:
+            seen = list(rows[name].unique())
+            rows = rows.sort_values(name, kind="stable", key=lambda names: names.map(seen.index))
+    return rows
 
 
-def noise_table(study: NoiseStudy, *, rate: float | None = None) -> pd.DataFrame:
+def noise_table(table: pd.DataFrame, *, rate: float | None = None) -> pd.DataFrame:
     """Return all methods' rows, sorted and with readable levels, for a printed table.
 
     Args:
-        study: The study.
+        table: Of the study, or of memory-only and retrained runs together.
         rate: Noise level to show; all of them when None.
     """
-    table = study.table[~study.table["method"].isin(DETECTORS)]
+    table = table[~table["method"].isin(DETECTORS)]
     table = table if rate is None else table[table["rate"] == rate]
-    table = table.sort_values(["kind", "held_out", "rate"], kind="stable", ascending=True)
+    order = [name for name in ("corrupted", "kind", "held_out", "rate") if name in table]
+    table = table.sort_values(order, kind="stable", ascending=True)
     shown = [f"{100 * rate:g} %" for rate in table["rate"]]
     return table.assign(noise=shown).rename(columns={"held_out": "held-out labels"})
+
+
+def beside_published(study: NoiseStudy) -> pd.DataFrame:
+    """Return our accuracies and the published ones side by side, a column a noise level.
+
+    Ours are those of the first kind of noise and the first kind of held-out labels.
+    """
+    own = study.table
+    for name in ("kind", "held_out"):
+        own = own[own[name] == own[name].iloc[0]]
+    return sweep_beside_published(own, published_noise(), over="rate")
 
 
 def comparisons(
@@ -181,32 +213,25 @@ def comparisons(
     return pd.concat(tables, ignore_index=True)
 
 
-def verdict(study: NoiseStudy, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:
-    """Return, in Markdown, how the refitted attention compares at the highest noise level."""
-    highest = max(level.rate for level in study.probs)
+def verdict(compared: pd.DataFrame, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:
+    """Return, in Markdown, how the refitted attention compares at the highest noise level.
+
+    Args:
+        compared: From ``comparisons``.
+        metrics: Measures to tell of.
+    """
+    highest = compared[compared["rate"] == compared["rate"].max()]
+    highest = highest[highest["method"].isin(RIVALS)]
     parts = []
-    for level in study.probs:
-        if level.rate == highest:
-            standing = attention_standing(study.probs[level], study.labels, metrics)
-            where = f"{100 * level.rate:g} % {level.kind}, held-out labels {level.held_out}"
-            parts.append(f"- {where}: {standing}")
+    for (kind, rate, held_out), rows in highest.groupby(["kind", "rate", "held_out"], sort=False):
+        phrases = [
+            f"**{METRIC_NAMES[metric]}** {standing(rows[rows['metric'] == metric])}"
+            for metric in metrics
+        ]
+        where = f"{100 * rate:g} % {kind}, held-out labels {held_out}"
+        parts.append(f"- {where}: {'; '.join(phrases)}.")
     title = "Attention, refitted on the noisy memory, against the others (paired, Holm-corrected):"
     return "\n".join([title, "", *parts])
-
-
-def attention_standing(
-    probs: dict[str, list[Float[np.ndarray, "B C"]]],
-    labels: Int[np.ndarray, " B"],
-    metrics: Sequence[str],
-) -> str:
-    """Say in which measures the attention is better or worse than which rivals."""
-    table = compare_methods(probs, labels, "attention", metrics=metrics)
-    table = table[table["method"].isin(RIVALS)]
-    phrases = [
-        f"**{METRIC_NAMES[metric]}** {standing(table[table['metric'] == metric])}"
-        for metric in metrics
-    ]
-    return "; ".join(phrases) + "."
 
 
 def _detection(

@@ -19,16 +19,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
 from tqdm import tqdm
 
 from attnknn.classify import predict
 from attnknn.compare import compare_methods
-from attnknn.config import ConfigError
 from attnknn.corrupt import flip_labels
 from attnknn.measure import METRIC_NAMES
-from attnknn.noisy import label_error_rate
-from attnknn.runs import load_seeds, run_folder, seeds_in
+from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
     Neighbourhoods,
     Predictions,
@@ -42,26 +39,10 @@ from attnknn.studies.contest import (
 from attnknn.studies.label_noise import Level, NoiseStudy
 from attnknn.studies.long_tail import TailLevel, TailStudy, held_out_predictions
 from attnknn.studies.tail_memory import tail_measures
+from attnknn.studies.trained_variants import USED, load_variants
 from attnknn.trained import TrainedRun
 
 MEMORY, BOTH = "memory only", "training + memory"
-FAULTS = ("train_noise", "train_noise_kind", "train_tail")
-
-
-def variant_folders(names: Sequence[str | Path]) -> list[Path]:
-    """Return the run folders behind names or paths of runs, or of folders of runs (grids)."""
-    found = []
-    for name in names:
-        folder = run_folder(str(name))
-        inside = sorted(folder.iterdir()) if folder.is_dir() else []
-        runs = [folder] if seeds_in(folder) else [path for path in inside if seeds_in(path)]
-        if not runs:
-            raise ConfigError(
-                f"retrained_runs must name finished runs or folders of them, got {str(name)!r}: "
-                f"nothing is trained in {folder}"
-            )
-        found += runs
-    return found
 
 
 def retrained_tail(
@@ -76,7 +57,7 @@ def retrained_tail(
     """Return the long-tail study of runs that were trained on a long tail.
 
     Args:
-        names: Runs, or folders of runs; those trained on wrong labels are left out.
+        names: Runs, or folders of runs; ``variant_facts`` names those that do not belong here.
         base: The study of the memory alone. Its groups of classes and its kinds of held-out
             queries are used, and its balanced level begins the curves.
         runs: The runs of that study.
@@ -86,8 +67,7 @@ def retrained_tail(
     """
     levels = list(dict.fromkeys(level.held_out for level in base.probs))
     rows, kept, sizes = [], {}, {}
-    variants = [v for v in load_variants(names, runs) if v[0].config.data.train_tail < 1]
-    _refuse_twice([f"train_tail={seeds[0].config.data.train_tail:g}" for seeds in variants])
+    variants = load_variants(names, runs, fault="train_tail")
     for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
         ratio, found = run.config.data.train_tail, search_run(run, max(k_eval, k_baseline))
         sizes[ratio] = np.bincount(run.labels("train"), minlength=len(run.class_names))
@@ -116,13 +96,11 @@ def retrained_noise(
 ) -> NoiseStudy:
     """Return the label-noise study of runs that were trained on wrong labels.
 
-    Args: As for ``retrained_tail``; runs trained on a long tail are left out.
+    Args: As for ``retrained_tail``.
     """
     levels = list(dict.fromkeys(level.held_out for level in base.probs))
     rows, kept = [], {}
-    variants = [v for v in load_variants(names, runs) if v[0].config.data.train_noise > 0]
-    settings = [seeds[0].config.data for seeds in variants]
-    _refuse_twice([f"{s.train_noise_kind} train_noise={s.train_noise:g}" for s in settings])
+    variants = load_variants(names, runs, fault="train_noise")
     for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
         data, found = run.config.data, search_run(run, max(k_eval, k_baseline))
         for held_out in levels:
@@ -144,7 +122,7 @@ def noise_predictions(
         options = {"n_classes": len(run.class_names), "kind": level.kind}
         labels = flip_labels(labels, level.rate, seed=run.config.seed + 1, **options)
     here = Neighbourhoods(found.held_out, labels, found.test).nearest(k_eval)
-    error = label_error_rate(here.held_out, torch.from_numpy(labels)) if is_noisy else 0.0
+    error = label_transition(here.held_out, labels) if is_noisy else 0.0
     plain = plain_methods(min(k_baseline, found.test.k))
     probs = {name: predict(method, found.test) for name, method in plain.items()}
     tuned = tuned_baselines(here, label_error=error)
@@ -155,71 +133,6 @@ def noise_predictions(
     else:
         attention = attention_at(run, found, k_eval)
     return probs | {"attention": predict(attention, here.test)}
-
-
-def load_variants(
-    names: Sequence[str | Path], runs: Sequence[TrainedRun]
-) -> list[list[TrainedRun]]:
-    """Return the trained seeds of every variant that has only one fault, checked to be comparable.
-
-    Args:
-        names: Runs, or folders of runs.
-        runs: The runs they will be compared with: same data, same test rows, same settings.
-    """
-    variants = [load_seeds(folder) for folder in variant_folders(names)]
-    for run in (run for seeds in variants for run in seeds):
-        other = other_settings(runs[0], run)
-        if other:
-            raise ConfigError(
-                f"retrained_runs must differ from {runs[0].folder.parent.name} in "
-                f"{', '.join(FAULTS)} alone, got {run.folder.parent.name} with {other}"
-            )
-        _check_test_rows(runs[0], run)
-    data = [seeds[0].config.data for seeds in variants]
-    pairs = zip(variants, data, strict=True)
-    return [seeds for seeds, each in pairs if each.train_noise == 0 or each.train_tail == 1]
-
-
-def other_settings(run: TrainedRun, variant: TrainedRun) -> str:
-    """Return in which settings two runs differ besides the fault and the seed; "" for none.
-
-    A run on fewer rows may have more epochs: with the same epochs it would be trained on a
-    fraction of the steps, and be judged by that.
-    """
-    ours, theirs = run.config.flat(), variant.config.flat()
-    allowed = (*FAULTS, "seed", *(["epochs"] if variant.config.data.train_tail < 1 else []))
-    names = [n for n in ours if ours[n] != theirs[n] and n not in allowed]
-    return ", ".join(f"{name}: {ours[name]!r} -> {theirs[name]!r}" for name in names)
-
-
-def variant_facts(names: Sequence[str | Path], runs: Sequence[TrainedRun]) -> pd.DataFrame:
-    """Return what every run was trained on and for how long, the run they are compared with first.
-
-    Args: As for ``load_variants``.
-    """
-    rows = []
-    for run in [runs[0], *(seeds[0] for seeds in load_variants(names, runs))]:
-        data, n_rows, training = run.config.data, len(run.rows("train")), run.config.training
-        noise = f"{100 * data.train_noise:g} % {data.train_noise_kind}"
-        fact = {"run": run.folder.parent.name, "training rows": n_rows}
-        fact["wrong labels"] = noise if data.train_noise else "none"
-        fact |= {"smallest / largest class": f"{data.train_tail:g}", "epochs": training.epochs}
-        rows.append(fact | {"steps": training.epochs * (n_rows // training.batch_size)})
-    return pd.DataFrame(rows)
-
-
-def _check_test_rows(run: TrainedRun, variant: TrainedRun) -> None:
-    if not np.array_equal(run.labels("test"), variant.labels("test")):
-        raise ConfigError(
-            f"retrained_runs must have the test rows of {run.folder.parent.name}, "
-            f"got {variant.folder.parent.name} with others"
-        )
-
-
-def _refuse_twice(levels: list[str]) -> None:
-    twice = sorted({level for level in levels if levels.count(level) > 1})
-    if twice:
-        raise ConfigError(f"retrained_runs must hold each fault once, got {twice[0]} twice")
 
 
 def _keep(kept: dict, level: TailLevel | Level, probs: Predictions) -> None:
@@ -244,31 +157,52 @@ def both_tables(base: pd.DataFrame, retrained: pd.DataFrame) -> pd.DataFrame:
 def verdict(
     base: TailStudy | NoiseStudy,
     again: TailStudy | NoiseStudy,
+    facts: pd.DataFrame,
     *,
     metrics: Sequence[str] = ("nll", "accuracy"),
 ) -> str:
     """Return, in Markdown, what the same fault costs the attention when it was trained with it.
 
     Memory and test rows are the same in both cases, so the differences are paired; levels are
-    compared over the seeds that both have.
+    compared over the seeds that both have. Runs and levels that cannot be compared are named.
+
+    Args:
+        base: The study of the memory alone.
+        again: The study of the runs that were trained with the fault.
+        facts: All runs that were given, from ``variant_facts``.
+        metrics: Measures to compare.
     """
-    lines = []
-    for level in (level for level in again.probs if level in base.probs):
-        pair = _common_seeds(base, again, level)
-        if not pair:
-            continue
-        table = compare_methods(pair, base.labels, MEMORY, metrics=metrics)
-        found = [
-            f"**{METRIC_NAMES[row['metric']]}** {row['difference']:+.4f} "
-            f"({row['low']:+.4f} to {row['high']:+.4f}): {row['verdict']}"
-            for row in table.to_dict("records")
-        ]
-        where = ", ".join(f"{name} {value}" for name, value in level._asdict().items())
-        lines.append(f"- {where.replace('_', '-')}: {'; '.join(found)}.")
-    if not lines:
+    given = facts.iloc[1:]
+    if given.empty:
         return "No retrained runs were given: only the memory was changed."
+    lines, alone = [], []
+    for level in again.probs:
+        where = ", ".join(f"{name} {value}" for name, value in level._asdict().items())
+        where = where.replace("_", "-")
+        pair = _common_seeds(base, again, level) if level in base.probs else {}
+        if pair:
+            table = compare_methods(pair, base.labels, MEMORY, metrics=metrics)
+            lines.append(f"- {where}: {_differences(table)}.")
+        else:
+            alone.append(where)
     title = "Attention of runs trained with the fault, against the fault in the memory alone:"
-    return "\n".join([title, "", *lines])
+    parts = ["\n".join([title, "", *lines])] if lines else []
+    if alone:
+        parts.append(f"Without a counterpart in the memory alone: {'; '.join(alone)}.")
+    others = given[given[USED] != "yes"]
+    if len(others):
+        named = (f"{run} ({why})" for run, why in zip(others["run"], others[USED], strict=True))
+        parts.append(f"Given, but not part of this study: {', '.join(named)}.")
+    return "\n\n".join(parts)
+
+
+def _differences(table: pd.DataFrame) -> str:
+    """Return the rows of ``compare_methods`` in words."""
+    return "; ".join(
+        f"**{METRIC_NAMES[row['metric']]}** {row['difference']:+.4f} "
+        f"({row['low']:+.4f} to {row['high']:+.4f}): {row['verdict']}"
+        for row in table.to_dict("records")
+    )
 
 
 def _common_seeds(
