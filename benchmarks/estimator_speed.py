@@ -63,11 +63,15 @@ def measure_memory(k: int, n_rows: int, n_queries: int) -> dict[str, Any]:
 
 
 def memory_ratios(memory: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return each kind of memory of the attention over that of the brute force."""
+    """Return each kind of memory of the attention over that of the brute force.
+
+    None where the brute force takes less than a megabyte: such a ratio means nothing.
+    """
     found = {}
     for kind, note in MEMORY_NOTES.items():
-        ratio = memory["attention"][kind] / memory["brute"][kind]
-        reached = ratio <= MEMORY_TARGET
+        ours, theirs = (memory[name][kind] for name in METHODS)
+        ratio = ours / theirs if theirs >= 1 else None
+        reached = None if ratio is None else ratio <= MEMORY_TARGET
         found[kind] = {"ratio": ratio, "target": MEMORY_TARGET, "reached": reached, "note": note}
     return found
 

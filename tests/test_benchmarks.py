@@ -18,8 +18,7 @@ from benchmarks.approximate_search import row_of
 from benchmarks.bare_faiss import BareFaiss
 from benchmarks.check import other_machine, regressions
 from benchmarks.estimator_memory import METHODS
-from benchmarks.estimator_speed import main as measure_estimator
-from benchmarks.estimator_speed import memory_ratios
+from benchmarks.estimator_speed import measure_memory, memory_ratios
 from benchmarks.exponents import exponent
 from benchmarks.page import write_page
 from benchmarks.plan import Machine, foretold, label_bytes, need, queries_to_pay
@@ -273,23 +272,24 @@ def test_memory_ratios_by_hand():
         "of_prediction_mb": 0.5,
     }
     assert [row["reached"] for row in found.values()] == [False, True, True]
+    memory["brute"]["of_prediction_mb"] = 0.2
+    tiny = memory_ratios(memory)["of_prediction_mb"]
+    assert tiny["ratio"] is None and tiny["reached"] is None
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read on Linux")
-def test_each_classifier_is_measured_with_its_own_libraries(tmp_path, monkeypatch):
+def test_each_classifier_is_measured_with_its_own_libraries(monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
-    out = tmp_path / "speed.json"
-    sizes = ["--rows", "600", "--queries", "40", "--k", "5", "--rounds", "1"]
-    measure_estimator([*sizes, "--out", str(out)])
-    found = json.loads(out.read_text())
-    assert found["memory"]["brute"]["libraries"] == ["sklearn"]
+    found = measure_memory(5, 300, 40)
+    assert {"attnknn", "faiss", "torch"}.isdisjoint(found["memory"]["brute"]["libraries"])
     assert {"attnknn", "torch"} <= set(found["memory"]["attention"]["libraries"])
     for name in METHODS:
         kept = found["memory"][name]
         assert 0 < kept["imported_mb"] <= kept["peak_mb"]
         assert kept["beyond_imports_mb"] == kept["peak_mb"] - kept["imported_mb"]
-    assert found["speed"]["median"] > 0 and found["sizes"]["rows"] == 600
+    peak = found["memory_ratios"]["peak_mb"]
+    assert peak["ratio"] > 1 and peak["reached"] == (peak["ratio"] <= 1.5)
 
 
 def test_bare_faiss_answers_from_a_process_of_its_own(monkeypatch):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from toy_project import cell, make_project, write_notebook
@@ -371,3 +372,19 @@ def test_many_runs_are_not_all_held_open(project, monkeypatch):
     monkeypatch.setattr(Counting, "_done", property(lambda self: client))
     results = Counting(lambda: client, pdf=False).run(grid.plans)
     assert most <= 32 and all(result.is_complete for result in results) and len(results) == 40
+
+
+@pytest.mark.parametrize("applications", [[], ["<bokeh.server.tornado.BokehTornado>"]])
+def test_a_link_is_told_only_where_a_dashboard_is_behind_it(applications):
+    scheduler = SimpleNamespace(
+        address="tcp://there:1", http_application=SimpleNamespace(applications=applications)
+    )
+    client = SimpleNamespace(
+        nthreads=lambda: {"tcp://there:2": 1},
+        scheduler=scheduler,
+        dashboard_link="http://there:8787/status",
+        run_on_scheduler=lambda ask: ask(scheduler),
+    )
+    told = cluster.about(client)
+    assert ("dashboard http://there:8787/status" in told) == bool(applications)
+    assert ("no dashboard" in told) == (not applications)

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -179,3 +181,32 @@ def test_notebooks_end_when_nobody_waits_for_them(cluster):
     wait_until(lambda: not is_alive(cluster.pids()[1]), 60)
     report = read_json(cluster.project / "results/grid/k_eval=3/report.json")
     assert report["status"] == "interrupted"
+
+
+def test_a_grid_on_a_cluster_of_its_own(tmp_path):
+    project = make_project(tmp_path / "project", studies=("02_first",))
+    (project / "grid.yaml").write_text("k_eval: [3, 5]\n")
+    hidden = {"ATTNKNN_RESULTS", "OMP_NUM_THREADS"}
+    environment = {n: v for n, v in os.environ.items() if n not in hidden}
+    environment["PYTHONPATH"] = str(Path(attnknn.__file__).parent.parent)
+    command = [sys.executable, "-m", "attnknn.cli", "run", "--no-pdf", "--grid", "grid.yaml"]
+    command += ["--name", "grid", "--seeds", "0", "--jobs", "2"]  # the default scheduler: local
+
+    def run() -> str:
+        done = subprocess.run(
+            command, cwd=project, env=environment, capture_output=True, text=True, timeout=400
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    told = run()
+    assert re.search(r"cluster tcp://127\.0\.0\.1:\d+: 2 workers, ", told), told
+    if find_spec("bokeh") is None:
+        assert "no dashboard (bokeh is not installed" in told and "http://" not in told
+    else:
+        assert re.search(r"dashboard http://127\.0\.0\.1:\d+/status", told)
+    assert "4 executed" in told and "taken over: seed 0 from grid/k_eval=3" in told
+    for k in (3, 5):
+        table = (project / f"results/grid/k_eval={k}/02_first/table.txt").read_text()
+        assert table.startswith(f"[0] {k} ")
+    assert "4 kept" in (again := run()) and "cluster tcp://" not in again

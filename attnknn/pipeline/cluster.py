@@ -78,6 +78,22 @@ def connect(scheduler: str, n_jobs: int) -> Iterator["distributed.Client"]:
         yield client
 
 
+def about(client: "distributed.Client") -> str:
+    """Return what a cluster is: address, workers, and a dashboard only where one will open."""
+    n_workers = len(client.nthreads())
+    text = f"cluster {client.scheduler.address}: {n_workers} workers"
+    text += "" if n_workers else " (waiting for the first)"
+    # A scheduler has a web address also where no dashboard is behind it; it alone knows. Without a
+    # name the question travels as it is: a scheduler may lack this package.
+    if client.run_on_scheduler(
+        lambda dask_scheduler: any(
+            "bokeh" in str(part) for part in dask_scheduler.http_application.applications
+        )
+    ):
+        return f"{text}, dashboard {client.dashboard_link}"
+    return f"{text}, no dashboard (bokeh is not installed, or it was switched off)"
+
+
 @contextmanager
 def _local_cluster(n_jobs: int) -> Iterator[Any]:
     import dask

@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from attnknn.pipeline.cluster import check_scheduler, connect, execute_task
+from attnknn.pipeline.cluster import about, check_scheduler, connect, execute_task
 from attnknn.pipeline.crew import Outcome
 from attnknn.pipeline.plan import Plan
 from attnknn.pipeline.progress import Lines
@@ -117,7 +116,7 @@ class Conductor:
     @cached_property
     def _client(self) -> "distributed.Client":
         client = self._cluster.enter_context(self._connect())
-        print(_about(client), flush=True)
+        print(about(client), flush=True)
         client.subscribe_topic("all", self._hear)
         # Else the scheduler would tell a client that is gone of its own going.
         self._cluster.callback(client.unsubscribe_topic, "all")
@@ -223,13 +222,3 @@ def _training_keys(plan: Plan) -> set[str]:
         settings = {name: value for name, value in task.parameters.items() if name != "run_dir"}
         keys.add(json.dumps([task.notebook.digest, settings], sort_keys=True))
     return keys
-
-
-def _about(client: "distributed.Client") -> str:
-    n_workers = len(client.nthreads())
-    text = f"cluster {client.scheduler.address}: {n_workers} workers"
-    text += "" if n_workers else " (waiting for the first)"
-    if link := client.dashboard_link:
-        text += f", dashboard {link}"
-        text += "" if find_spec("bokeh") else " (pip install bokeh to see it)"
-    return text
