@@ -135,7 +135,9 @@ def fit_on_neighbours(
     counts = None if weights is None else torch.tensor(weights).float()
     prepare = attention.denoise and fitting.fit_noise_max == 0
     if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
-        _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
+        # Once, not in every batch.
+        _ = neighbours.labels, neighbours.trust
+        _ = neighbours.histograms, neighbours.prototype_cosines
     queries = Queries(neighbours, targets, label_error, counts)
     if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
         raise ValueError(

@@ -81,8 +81,8 @@ def test_an_optimum_at_the_edge_is_named():
     tried = candidates("distance", 100)
     inside = chosen.method_edges(Distance(20, 0.1), tried, n_memory=300)
     assert inside == []
-    outside = chosen.method_edges(Distance(100, 0.02), tried, n_memory=300)
-    assert outside == ["k = 100 is the largest tried", "τ = 0.02 is the smallest tried"]
+    outside = chosen.method_edges(Distance(100, 0.005), tried, n_memory=300)
+    assert outside == ["k = 100 is the largest tried", "τ = 0.005 is the smallest tried"]
     # The whole memory, one neighbour: nothing lies beyond.
     assert chosen.method_edges(Uniform(100), candidates("uniform", 100), n_memory=100) == []
     assert chosen.method_edges(Uniform(1), candidates("uniform", 100), n_memory=300) == []
