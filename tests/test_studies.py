@@ -190,6 +190,19 @@ def test_noise_reaches_trust_histograms_and_prototypes(runs):
     assert (bank.labels.numpy() != run.labels("train")).mean() == pytest.approx(0.4)
 
 
+def test_tuned_baselines_see_more_of_a_noisy_memory_than_the_attention_weighs(runs, monkeypatch):
+    depths = []
+
+    def seen(found, **options):
+        depths.append(found.held_out.k)
+        return contest.tuned_baselines(found, **options)
+
+    monkeypatch.setattr(label_noise, "tuned_baselines", seen)
+    options = {"kinds": ["symmetric"], "held_out": ["clean"], "progress": False}
+    label_noise.memory_noise(runs[:1], rates=(0.3,), k_eval=7, k_baseline=5, **options)
+    assert depths and set(depths) == {60}  # all rows that this memory has
+
+
 def test_training_facts_and_verdict(runs):
     facts = training.run_facts(runs[0]).set_index("fact")["value"]
     assert "60 train, 30 val, 24 test" in facts["data"]
