@@ -24,17 +24,18 @@ from attnknn.parts import euclidean_distances
 from attnknn.transition import LabelError, observed_nll
 
 KS = (1, 3, 5, 10, 20, 50, 100, 200)
-DISTANCE_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
-SQUARED_TEMPERATURES = (0.01, 0.05, 0.2)
+DISTANCE_TEMPERATURES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+SQUARED_TEMPERATURES = (0.003, 0.01, 0.05, 0.2)
 PROTOTYPE_SCALES = (5.0, 10.0, 20.0, 40.0)
 PRIOR_STRENGTHS = (0.0, 0.5, 1.0)
 ADAPTIVE_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 BASELINES = ("uniform", "distance", "prototypes")
 # Of use only where the classes of the memory differ in size.
 IMBALANCE_BASELINES = ("prior-corrected",)
-# A grid is judged on some of many queries; the best few settings are then judged on all.
+# A grid is judged on some of many queries; the best few settings are then judged on all. On MNIST
+# pixels 1 000 of 5 000 queries ranked the best distance weights 13th, 2 000 ranked them first.
 JUDGED_QUERIES = 2000
-FINALISTS = 5
+FINALISTS = 10
 
 
 @dataclass(frozen=True)

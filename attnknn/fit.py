@@ -135,7 +135,9 @@ def fit_on_neighbours(
         label_error = label_transition(neighbours, checked) if fitting.fit_noisy_labels else 0.0
     prepare = attention.denoise and fitting.fit_noise_max == 0
     if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
-        _ = neighbours.histograms, neighbours.prototype_cosines  # once, not in every batch
+        # Once, not in every batch.
+        _ = neighbours.labels, neighbours.trust
+        _ = neighbours.histograms, neighbours.prototype_cosines
     queries = make_queries(bank, neighbours, checked, label_error, weights, fitting, seed)
     if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
         raise ValueError(

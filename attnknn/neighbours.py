@@ -261,7 +261,7 @@ class Neighbours:
             ids=self.ids[which],
             own_ids=None if self.own_ids is None else self.own_ids[which],
         )
-        for name in ("histograms", "prototype_cosines"):
+        for name in ("labels", "trust", "histograms", "prototype_cosines"):
             if name in vars(self):  # made for all queries: every batch takes its share
                 vars(part)[name] = vars(self)[name][which]
         return part

@@ -139,9 +139,12 @@ class QueryKey(nn.Module):
     def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
         """Return the scores."""
         queries = self.query(evidence.query).unflatten(-1, (self.heads, -1))  # (B, H, D/H)
-        keys = self.key(evidence.keys).unflatten(-1, (self.heads, -1))  # (B, K, H, D/H)
-        scores = torch.einsum("bhd,bkhd->bkh", queries, keys) / math.sqrt(keys.shape[-1])
-        return scores / self.temperatures()
+        # W_q q is turned by W_k first: B rows, where W_k n would be B K of them.
+        weight = self.key.weight.unflatten(0, (self.heads, -1))  # (H, D/H, D)
+        bias = self.key.bias.unflatten(0, (self.heads, -1))  # (H, D/H)
+        directions = torch.einsum("bhe,hed->bhd", queries, weight)  # (B, H, D)
+        scores = evidence.keys @ directions.mT + (queries * bias).sum(dim=-1)[:, None]  # (B, K, H)
+        return scores / math.sqrt(queries.shape[-1]) / self.temperatures()
 
 
 class LowRankQueryKey(nn.Module):
@@ -196,15 +199,26 @@ class LabelBias(nn.Module):
     def forward(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
         """Return the scores."""
         if self.per_neighbour:
-            # One-hot input: the first layer is a look-up, whatever the number of classes.
-            first, *rest = self.mlp
-            share = evidence.of_own_label(evidence.label_shares)[..., None]
-            hidden = nn.functional.embedding(evidence.labels, first.weight.T) * share + first.bias
-            for layer in rest:
-                hidden = layer(hidden)
-            return hidden  # (B, K, H)
+            return self._of_own_labels(evidence)
         shared = self.mlp(evidence.label_shares)[:, None]  # (B, 1, H)
         return shared.expand(-1, evidence.neighbours.k, -1)
+
+    def _of_own_labels(self, evidence: Evidence) -> Float[Tensor, "B K H"]:
+        """Return the MLP of one-hot label times share; its first layer is a look-up."""
+        first, *rest = self.mlp
+        # Neighbours of one label and query score alike: with few classes, each is scored once.
+        few = evidence.neighbours.n_classes < evidence.neighbours.k
+        if few:
+            hidden = evidence.label_shares[..., None] * first.weight.T + first.bias  # (B, C, 64)
+        else:
+            share = evidence.of_own_label(evidence.label_shares)[..., None]
+            hidden = nn.functional.embedding(evidence.labels, first.weight.T) * share + first.bias
+        for layer in rest:
+            hidden = layer(hidden)
+        if few:
+            which = evidence.labels[..., None].expand(-1, -1, hidden.shape[-1])  # (B, K, H)
+            hidden = hidden.gather(1, which)
+        return hidden
 
 
 class PrototypeScore(nn.Module):
@@ -217,9 +231,11 @@ class PrototypeScore(nn.Module):
 
     def forward(self, evidence: Evidence) -> Float[Tensor, "B K 1"]:
         """Return the scores, the same for every head."""
-        own = nn.functional.normalize(self.prototypes, dim=1)[evidence.labels]  # (B, K, D)
+        prototypes = nn.functional.normalize(self.prototypes, dim=1)
         keys = nn.functional.normalize(evidence.keys, dim=-1)
-        return self.scale * (own * keys).sum(dim=-1, keepdim=True)
+        # All C cosines and then the own one: the gradient of a look-up of (B, K, D) is far slower.
+        cosines = keys @ prototypes.T  # (B, K, C)
+        return self.scale * cosines.gather(2, evidence.labels[..., None])
 
 
 class SelfAttention(nn.Module):

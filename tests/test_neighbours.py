@@ -83,6 +83,11 @@ def test_some_queries_are_the_search_for_these_queries(bank, blobs, neighbours):
     assert torch.equal(some.ids, fresh.ids)
     assert torch.equal(some.queries, fresh.queries)
     assert torch.equal(neighbours.of_queries(slice(0, 3)).ids, neighbours.ids[:3])
+    _ = neighbours.labels, neighbours.trust, neighbours.histograms, neighbours.prototype_cosines
+    again = neighbours.of_queries(torch.tensor([4, 2]))  # now shares of what is there for all
+    for name in ("labels", "trust", "histograms", "prototype_cosines"):
+        assert name in vars(again)
+        torch.testing.assert_close(getattr(again, name), getattr(fresh, name))
 
 
 def test_cutting_forgets_what_was_computed_for_all(neighbours):

@@ -159,6 +159,18 @@ def test_fault_2_the_label_bias_of_each_neighbour_does(neighbours):
     torch.testing.assert_close(weights[same, 0], weights[same, 1])
 
 
+@pytest.mark.parametrize("k", [3, 11])  # fewer and more neighbours than classes
+def test_the_label_bias_is_an_mlp_of_the_weighted_one_hot_label(neighbours, k):
+    part, found = LabelBias(AttentionConfig(label_bias="neighbour"), **SIZES), neighbours.nearest(k)
+    scores = part(Evidence(found))
+    shares = torch.stack([(found.labels == c).float().mean(dim=1) for c in range(5)], dim=1)
+    for query, place in ((0, 0), (7, 1), (11, k - 1)):
+        label = found.labels[query, place]
+        given = torch.zeros(5)
+        given[label] = shares[query, label]
+        torch.testing.assert_close(scores[query, place], part.mlp(given))
+
+
 def test_prototype_score_is_a_cosine_times_the_scale(neighbours):
     part = PrototypeScore(AttentionConfig(), **SIZES)
     part.scale.data = torch.tensor(3.0)

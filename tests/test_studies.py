@@ -82,8 +82,8 @@ def test_an_optimum_at_the_edge_is_named():
     tried = candidates("distance", 100)
     inside = chosen.method_edges(Distance(20, 0.1), tried, n_memory=300)
     assert inside == []
-    outside = chosen.method_edges(Distance(100, 0.02), tried, n_memory=300)
-    assert outside == ["k = 100 is the largest tried", "τ = 0.02 is the smallest tried"]
+    outside = chosen.method_edges(Distance(100, 0.005), tried, n_memory=300)
+    assert outside == ["k = 100 is the largest tried", "τ = 0.005 is the smallest tried"]
     # The whole memory, one neighbour: nothing lies beyond.
     assert chosen.method_edges(Uniform(100), candidates("uniform", 100), n_memory=100) == []
     assert chosen.method_edges(Uniform(1), candidates("uniform", 100), n_memory=300) == []
@@ -213,6 +213,19 @@ def test_noise_reaches_trust_histograms_and_prototypes(runs):
     assert bank.view.mean_trust < run.bank.view.mean_trust
     assert not np.allclose(bank.view.prototypes, run.bank.view.prototypes)
     assert (bank.labels.numpy() != run.labels("train")).mean() == pytest.approx(0.4)
+
+
+def test_tuned_baselines_see_more_of_a_noisy_memory_than_the_attention_weighs(runs, monkeypatch):
+    depths = []
+
+    def seen(found, **options):
+        depths.append(found.held_out.k)
+        return contest.tuned_baselines(found, **options)
+
+    monkeypatch.setattr(label_noise, "tuned_baselines", seen)
+    options = {"kinds": ["symmetric"], "held_out": ["clean"], "progress": False}
+    label_noise.memory_noise(runs[:1], rates=(0.3,), k_eval=7, k_baseline=5, **options)
+    assert depths and set(depths) == {60}  # all rows that this memory has
 
 
 def test_training_facts_and_verdict(runs):

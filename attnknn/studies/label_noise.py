@@ -25,6 +25,7 @@ from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
 from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
+    TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
     plain_methods,
@@ -97,7 +98,7 @@ def memory_noise(
     """
     tables, kept = [], {}
     for run in runs:
-        found = search_run(run, max(k_eval, k_baseline))
+        found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
         transfer = fit_transfer(run, found.nearest(k_eval))
         levels = [
             Level(kind, rate, labels)
@@ -144,12 +145,12 @@ def noisy_predictions(
     here = whole.nearest(k_eval)
     error = label_transition(here.held_out, labels) if is_noisy else 0.0
     plain = plain_methods(min(k_baseline, whole.test.k))
-    tuned = tuned_baselines(here, label_error=error)
+    tuned = tuned_baselines(whole, label_error=error)
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
     # Wrong labels can be learned by heart: there, the length of the fit is chosen anew.
     attention = refit(run, bank, here, fitting=fitting, judged=is_noisy).method
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
-    probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
+    probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
     probs["attention"] = predict(attention, here.test)
     if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
         probs["attention, transfer"] = predict(transfer, here.test)

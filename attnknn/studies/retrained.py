@@ -27,6 +27,7 @@ from attnknn.corrupt import flip_labels
 from attnknn.measure import METRIC_NAMES
 from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
+    TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
     attention_at,
@@ -102,7 +103,8 @@ def retrained_noise(
     rows, kept = [], {}
     variants = load_variants(names, runs, fault="train_noise")
     for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
-        data, found = run.config.data, search_run(run, max(k_eval, k_baseline))
+        depth = max(k_eval, k_baseline, TUNED_DEPTH)
+        data, found = run.config.data, search_run(run, depth)
         for held_out in levels:
             level = Level(data.train_noise_kind, data.train_noise, held_out)
             probs = noise_predictions(run, found, level, k_eval, k_baseline)
@@ -121,12 +123,13 @@ def noise_predictions(
         # Another seed than the training rows', as in the study of the memory alone.
         options = {"n_classes": len(run.class_names), "kind": level.kind}
         labels = flip_labels(labels, level.rate, seed=run.config.seed + 1, **options)
-    here = Neighbourhoods(found.held_out, labels, found.test).nearest(k_eval)
+    whole = Neighbourhoods(found.held_out, labels, found.test)
+    here = whole.nearest(k_eval)
     error = label_transition(here.held_out, labels) if is_noisy else 0.0
     plain = plain_methods(min(k_baseline, found.test.k))
     probs = {name: predict(method, found.test) for name, method in plain.items()}
-    tuned = tuned_baselines(here, label_error=error)
-    probs |= {name: fitted.predict(here.test) for name, fitted in tuned.items()}
+    tuned = tuned_baselines(whole, label_error=error)
+    probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
     if is_noisy:
         fitting = replace(run.config.fitting, fit_noisy_labels=True)
         attention = refit(run, run.bank, here, fitting=fitting, judged=True).method
