@@ -26,6 +26,7 @@ DISTANCE_TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5)
 SQUARED_TEMPERATURES = (0.01, 0.05, 0.2)
 PROTOTYPE_SCALES = (5.0, 10.0, 20.0, 40.0)
 ADAPTIVE_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+SHORTLIST, ROUGHLY = 5, 1e-5  # settings calibrated to the end, and the NLL that may be off before
 BASELINES = ("uniform", "distance", "prototypes")
 # Of use only where the classes of the memory differ in size.
 IMBALANCE_BASELINES = ("prior-corrected",)
@@ -131,8 +132,15 @@ def fit_method(
     label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
 ) -> FittedMethod:
-    """Return the method with the smallest held-out NLL, each with its own calibration."""
+    """Return the method with the smallest held-out NLL, each with its own calibration.
+
+    All are calibrated roughly, and the best few of them to the end: the last digits take most of
+    the steps, and decide nothing between settings that are far apart.
+    """
     options = {"label_error": label_error, "weights": weights}
+    if len(methods) > SHORTLIST:
+        rough = [calibrate(m, neighbours, labels, tolerance=ROUGHLY, **options) for m in methods]
+        methods = [each.method for each in sorted(rough, key=lambda each: each.nll)[:SHORTLIST]]
     fitted = (calibrate(each, neighbours, labels, **options) for each in methods)
     return min(fitted, key=lambda each: each.nll)
 
@@ -144,11 +152,12 @@ def calibrate(
     *,
     label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
+    tolerance: float = 1e-13,
 ) -> FittedMethod:
     """Return ``method`` with the floor and temperature that suit the held-out queries best."""
     votes = normalised(method.votes(neighbours))
     options = {"label_error": label_error, "weights": weights}
-    calibration = fit_floor_and_temperature(votes, labels, **options)
+    calibration = fit_floor_and_temperature(votes, labels, tolerance=tolerance, **options)
     nll = observed_nll(apply_calibration(votes, calibration), labels, **options)
     return FittedMethod(method, calibration, nll)
 

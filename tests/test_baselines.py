@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from attnknn import baselines
 from attnknn.baselines import (
     ADAPTIVE_THRESHOLDS,
     BASELINES,
@@ -44,6 +45,19 @@ def test_the_chosen_setting_is_the_best_of_all(held_out, name):
     losses = [calibrate(each, neighbours, labels).nll for each in candidates(name, 50)]
     assert best.nll == min(losses)
     assert best.nll == pytest.approx(negative_log_likelihood(best.predict(neighbours), labels))
+
+
+def test_only_the_best_few_settings_are_calibrated_to_the_end(held_out, monkeypatch):
+    neighbours, labels = held_out
+    given, whole = [], baselines.fit_floor_and_temperature
+    monkeypatch.setattr(
+        baselines,
+        "fit_floor_and_temperature",
+        lambda *args, **options: given.append(options["tolerance"]) or whole(*args, **options),
+    )
+    fit_baseline("distance", neighbours, labels)
+    n_settings = len(candidates("distance", 50))
+    assert given == [baselines.ROUGHLY] * n_settings + [1e-13] * baselines.SHORTLIST
 
 
 @pytest.mark.parametrize("method", [Uniform(10), Distance(20, 0.1), Prototypes(20.0)])
