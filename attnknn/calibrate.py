@@ -108,6 +108,7 @@ def fit_floor_and_temperature(
     label_error: LabelError = 0.0,
     weights: Float[np.ndarray, "N"] | None = None,
     temperatures: tuple[float, float] = TEMPERATURE_LIMITS,
+    tolerance: float = 1e-13,
 ) -> Calibration:
     """Return the floor and temperature that together minimise the negative log-likelihood.
 
@@ -121,12 +122,13 @@ def fit_floor_and_temperature(
             into labels; see ``attnknn.transition``.
         weights: How much each row counts; None counts all alike.
         temperatures: Smallest and largest temperature.
+        tolerance: Gain below which a step is the last.
     """
     probs = check_probs(probs, labels)
     chances = label_chances(label_error, labels, probs.shape[1])
     bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(temperatures))]
     settings = {"args": (probs, labels, chances, weights), "jac": True, "bounds": bounds}
-    settings |= {"method": "L-BFGS-B", "options": {"ftol": 1e-13, "gtol": 1e-9}}
+    settings |= {"method": "L-BFGS-B", "options": {"ftol": tolerance, "gtol": 1e-9}}
     starts = [(logit(floor), 0.0) for floor in (1e-4, 1e-2, 0.2)]
     fits = [minimize(_floor_temperature_loss, start, **settings) for start in starts]
     best = min(fits, key=lambda fit: fit.fun)

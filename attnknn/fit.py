@@ -42,12 +42,14 @@ class FittedAttention:
             attention entropy, and whether the final fit has this epoch (``kept``).
         label_error: Estimated share of wrong held-out labels; 0 when they are taken as clean.
         k: Neighbours it was fitted to weigh; at another k it is still valid, but less good.
+        n_epochs: Epochs of the fit.
     """
 
     attention: NeighbourAttention
     history: pd.DataFrame
     label_error: float
     k: int
+    n_epochs: int
 
     @property
     def method(self) -> Attention:
@@ -144,7 +146,8 @@ def fit_on_neighbours(
             f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
         )
     model, history = _fit(attention, bank, queries, fitting, seed, n_epochs, progress)
-    return FittedAttention(model, history, wrong_share(label_error), neighbours.k)
+    n_epochs = int(history["kept"].sum()) if n_epochs is None else n_epochs
+    return FittedAttention(model, history, wrong_share(label_error), neighbours.k, n_epochs)
 
 
 def _fit(

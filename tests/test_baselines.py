@@ -48,6 +48,19 @@ def test_the_chosen_setting_is_the_best_of_all(held_out, name):
     assert best.nll == pytest.approx(negative_log_likelihood(best.predict(neighbours), labels))
 
 
+def test_only_the_best_few_settings_are_calibrated_to_the_end(held_out, monkeypatch):
+    neighbours, labels = held_out
+    given, whole = [], baselines.fit_floor_and_temperature
+    monkeypatch.setattr(
+        baselines,
+        "fit_floor_and_temperature",
+        lambda *args, **options: given.append(options["tolerance"]) or whole(*args, **options),
+    )
+    fit_baseline("distance", neighbours, labels)
+    n_settings = len(candidates("distance", 50))
+    assert given == [baselines.ROUGHLY] * n_settings + [1e-13] * baselines.FINALISTS
+
+
 @pytest.mark.parametrize("method", [Uniform(10), Distance(20, 0.1), Prototypes(20.0)])
 def test_calibration_never_does_worse_than_the_common_floor(held_out, method):
     neighbours, labels = held_out

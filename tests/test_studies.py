@@ -24,6 +24,7 @@ from attnknn.studies import (
     chosen,
     contest,
     datasets,
+    detection,
     k_sweep,
     label_noise,
     main_results,
@@ -204,12 +205,30 @@ def test_one_kind_of_noise_is_enough_to_draw(runs):
     assert figure.axes[0].get_ylabel() == "asymmetric,\nheld-out noisy"
 
 
+def test_the_length_on_wrong_labels_is_judged_once_a_kind_at_the_highest_rate(runs, monkeypatch):
+    fits, whole = [], label_noise.refit
+
+    def counted(run, bank, found, **options):
+        result = whole(run, bank, found, **options)
+        if options["fitting"].fit_noisy_labels:
+            fits.append((len(result.history) > 0, result.n_epochs))
+        return result
+
+    monkeypatch.setattr(label_noise, "refit", counted)
+    options = {"rates": (0.0, 0.2, 0.4), "held_out": ("noisy",), "progress": False}
+    study = label_noise.memory_noise(runs[:1], k_eval=7, k_baseline=5, **options)
+    assert [judged for judged, _ in fits] == [True, True, False, False, False]
+    assert [level.rate for level in study.probs] == [0.0, 0.2, 0.4, 0.2, 0.4]  # as they were asked
+    symmetric = {fits[place][1] for place in (0, 2, 4)}
+    assert symmetric == {fits[0][1]}
+
+
 def test_noise_reaches_trust_histograms_and_prototypes(runs):
     run = runs[0]
     found = contest.search_run(run, 7)
     transfer = label_noise.fit_transfer(run, found)
     level = label_noise.Level("symmetric", 0.4, "clean")
-    _, bank = label_noise.noisy_predictions(run, found, transfer, level, 7, 5)
+    bank = label_noise.noisy_predictions(run, found, transfer, level, 7, 5).bank
     assert bank.view.mean_trust < run.bank.view.mean_trust
     assert not np.allclose(bank.view.prototypes, run.bank.view.prototypes)
     assert (bank.labels.numpy() != run.labels("train")).mean() == pytest.approx(0.4)
@@ -315,10 +334,10 @@ def test_per_class_shares_are_those_of_scikit_learn(results):
 
 def test_precision_at_the_noise_rate_by_hand():
     wrong = np.array([True, True, False, False, False])
-    assert label_noise.precision_at_rate(np.array([0.1, 0.2, 0.3, 0.4, 0.5]), wrong) == 1.0
-    assert label_noise.precision_at_rate(np.array([0.5, 0.4, 0.3, 0.2, 0.1]), wrong) == 0.0
+    assert detection.precision_at_rate(np.array([0.1, 0.2, 0.3, 0.4, 0.5]), wrong) == 1.0
+    assert detection.precision_at_rate(np.array([0.5, 0.4, 0.3, 0.2, 0.1]), wrong) == 0.0
     # One of four equal rows joins the lowest: a quarter of a chance for the second wrong one.
-    assert label_noise.precision_at_rate(np.array([0.1, 0.5, 0.5, 0.5, 0.5]), wrong) == 0.625
+    assert detection.precision_at_rate(np.array([0.1, 0.5, 0.5, 0.5, 0.5]), wrong) == 0.625
 
 
 def test_cleanlab_sees_the_same_probabilities_as_trust(runs):

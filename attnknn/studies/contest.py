@@ -76,6 +76,7 @@ def refit(
     fitting: FittingConfig | None = None,
     judged: bool = False,
     weights: Float[np.ndarray, " B"] | None = None,
+    n_epochs: int | None = None,
 ) -> FittedAttention:
     """Return the run's kind of attention, fitted anew on the held-out queries of a search.
 
@@ -86,8 +87,11 @@ def refit(
         fitting: Other settings of the fit than the run's.
         judged: Find out anew how many epochs are good, on queries that are not fitted on.
         weights: How much each held-out query counts; None counts all alike.
+        n_epochs: How many epochs are good, where another fit has found it out.
     """
     kept = run.fit_history.get("kept")
+    if n_epochs is None and not judged and kept is not None:
+        n_epochs = int(kept.sum())
     return fit_on_neighbours(
         bank,
         found.held_out,
@@ -96,7 +100,7 @@ def refit(
         fitting=fitting or run.config.fitting,
         seed=run.config.seed,
         weights=weights,
-        n_epochs=None if judged or kept is None else int(kept.sum()),
+        n_epochs=n_epochs,
     )
 
 

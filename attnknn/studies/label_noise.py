@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
-from sklearn.metrics import roc_auc_score
+from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.classify import Attention, predict
@@ -35,6 +34,7 @@ from attnknn.studies.contest import (
     tidy_measures,
     tuned_baselines,
 )
+from attnknn.studies.detection import DETECTORS, detection
 from attnknn.studies.published import published_noise, sweep_beside_published
 from attnknn.trained import TrainedRun
 
@@ -47,7 +47,6 @@ CURVES = (
     "attention",
     "attention, transfer",
 )
-DETECTORS = ("trust", "cleanlab")
 RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
 
 
@@ -57,6 +56,14 @@ class Level(NamedTuple):
     kind: str
     rate: float
     held_out: str
+
+
+class LevelResult(NamedTuple):
+    """What came of one level: test probabilities, the memory, and the epochs of the attention."""
+
+    probs: Predictions
+    bank: MemoryBank
+    n_epochs: int
 
 
 @dataclass(frozen=True)
@@ -99,22 +106,46 @@ def memory_noise(
     tables, kept = [], {}
     for run in runs:
         found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
-        transfer = fit_transfer(run, found.nearest(k_eval))
         levels = [
             Level(kind, rate, labels)
             for labels, kind, rate in itertools.product(held_out, kinds, rates)
             if rate > 0 or kind == kinds[0]
         ]
-        for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
-            probs, bank = noisy_predictions(run, found, transfer, level, k_eval, k_baseline)
-            named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
+        done = _level_results(run, found, levels, k_eval, k_baseline, progress)
+        named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
+        for level in levels:
+            probs, bank, _ = done[level]
             tables += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
             if level.held_out == held_out[0]:  # the memory is the same for all held-out labels
-                tables += _detection(bank, run.labels("train"), named | level._asdict())
+                tables += detection(bank, run.labels("train"), named | level._asdict())
             for name, each in probs.items():
                 kept.setdefault(level, {}).setdefault(name, []).append(each)
     table = _with_clean_level(pd.DataFrame(tables), kinds)
     return NoiseStudy(table, kept, runs[0].labels("test"))
+
+
+def _level_results(
+    run: TrainedRun,
+    found: Neighbourhoods,
+    levels: Sequence[Level],
+    k_eval: int,
+    k_baseline: int,
+    progress: bool,
+) -> dict[Level, LevelResult]:
+    """Return the result of every level of one run, the noisiest levels done first.
+
+    Wrong labels can be learned by heart, the more the more there are. So the length of a fit on
+    wrong labels is judged once a kind, where most are wrong, and kept at the lower rates.
+    """
+    transfer, lengths, done = fit_transfer(run, found.nearest(k_eval)), {}, {}
+    noisiest_first = sorted(levels, key=lambda level: -level.rate)
+    for level in tqdm(noisiest_first, desc="noise levels", disable=not progress, leave=False):
+        kind = level.kind, level.held_out
+        done[level] = noisy_predictions(
+            run, found, transfer, level, k_eval, k_baseline, n_epochs=lengths.get(kind)
+        )
+        lengths.setdefault(kind, done[level].n_epochs)
+    return done
 
 
 def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
@@ -130,8 +161,14 @@ def noisy_predictions(
     level: Level,
     k_eval: int,
     k_baseline: int,
-) -> tuple[Predictions, MemoryBank]:
-    """Return test probabilities of every method over a memory with flipped labels."""
+    *,
+    n_epochs: int | None = None,
+) -> LevelResult:
+    """Return test probabilities of every method over a memory with flipped labels.
+
+    The attention is fitted for ``n_epochs``; None takes the run's own number where the held-out
+    labels are clean, and finds out how many are good where they are not.
+    """
     options = {"n_classes": len(run.class_names), "kind": level.kind}
     seed, is_noisy = run.config.seed, level.held_out == "noisy"
     bank = run.bank.relabelled(flip_labels(run.labels("train"), level.rate, seed=seed, **options))
@@ -147,14 +184,13 @@ def noisy_predictions(
     plain = plain_methods(min(k_baseline, whole.test.k))
     tuned = tuned_baselines(whole, label_error=error)
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
-    # Wrong labels can be learned by heart: there, the length of the fit is chosen anew.
-    attention = refit(run, bank, here, fitting=fitting, judged=is_noisy).method
+    attention = refit(run, bank, here, fitting=fitting, judged=is_noisy, n_epochs=n_epochs)
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(attention, here.test)
+    probs["attention"] = predict(attention.method, here.test)
     if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
         probs["attention, transfer"] = predict(transfer, here.test)
-    return probs, bank
+    return LevelResult(probs, bank, attention.n_epochs)
 
 
 def curves(table: pd.DataFrame, *, held_out: str | None = None) -> pd.DataFrame:
@@ -233,58 +269,6 @@ def verdict(compared: pd.DataFrame, *, metrics: Sequence[str] = ("nll", "accurac
         parts.append(f"- {where}: {'; '.join(phrases)}.")
     title = "Attention, refitted on the noisy memory, against the others (paired, Holm-corrected):"
     return "\n".join([title, "", *parts])
-
-
-def _detection(
-    bank: MemoryBank, true_labels: Int[np.ndarray, " N"], named: dict[str, object]
-) -> list[dict[str, object]]:
-    """Return how well trust and its peer find the flipped rows; nothing without flips."""
-    wrong = bank.labels.numpy() != true_labels
-    if not wrong.any():
-        return []
-    scores = {"trust": bank.view.trust.numpy(), "cleanlab": cleanlab_scores(bank)}
-    return [
-        named | {"method": method, "metric": metric, "value": measure(score, wrong)}
-        for method, score in scores.items()
-        for metric, measure in DETECTION.items()
-    ]
-
-
-def cleanlab_scores(bank: MemoryBank) -> Float[np.ndarray, " N"]:
-    """Return cleanlab's label quality of every memory row, from the same probabilities as trust.
-
-    The probabilities are the leave-one-out label shares around each row. With the self-confidence
-    score cleanlab would return trust itself; its margin, adjusted for class thresholds (confident
-    learning), is the peer.
-    """
-    from cleanlab.rank import get_label_quality_scores
-
-    return get_label_quality_scores(
-        bank.labels.numpy(),
-        bank.view.histograms.double().numpy(),
-        method="normalized_margin",
-        adjust_pred_probs=True,
-    )
-
-
-def label_error_auroc(quality: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
-    """Return how well a low quality tells wrong labels from right ones; 0.5 is chance."""
-    return float(roc_auc_score(wrong, -quality))
-
-
-def precision_at_rate(quality: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, " N"]) -> float:
-    """Return the share of wrong labels among the lowest qualities, as many as there are wrong.
-
-    Rows of equal quality count by their chance of being among them.
-    """
-    n_wrong = int(wrong.sum())
-    limit = np.partition(quality, n_wrong - 1)[n_wrong - 1]
-    below, level = quality < limit, quality == limit
-    drawn = (n_wrong - below.sum()) / level.sum()  # share of the level rows that is taken
-    return float((wrong[below].sum() + drawn * wrong[level].sum()) / n_wrong)
-
-
-DETECTION = {"auroc": label_error_auroc, "precision at the noise rate": precision_at_rate}
 
 
 def _with_clean_level(table: pd.DataFrame, kinds: Sequence[str]) -> pd.DataFrame:
