@@ -123,19 +123,42 @@ def corrected_nll(
 
 
 def noisy_labels(
-    labels: Int[Tensor, " N"], rate: float, n_classes: int, generator: torch.Generator
+    labels: Int[Tensor, " N"],
+    rate: float,
+    n_classes: int,
+    generator: torch.Generator,
+    *,
+    by_class: bool = False,
 ) -> Int[Tensor, " N"]:
-    """Return labels of which each is replaced, with chance ``rate``, by any other class."""
+    """Return labels of which each is replaced, with chance ``rate``, by another class.
+
+    Args:
+        labels: The labels.
+        rate: Chance of each to be replaced.
+        n_classes: Number of classes.
+        generator: Source of chance.
+        by_class: All wrong labels of a class name the same other class, instead of any.
+    """
     flipped = torch.rand(len(labels), generator=generator) < rate
-    shift = torch.randint(1, n_classes, labels.shape, generator=generator)
+    if by_class:
+        shift = torch.randint(1, n_classes, (n_classes,), generator=generator)[labels]
+    else:
+        shift = torch.randint(1, n_classes, labels.shape, generator=generator)
     return torch.where(flipped, (labels + shift) % n_classes, labels)
 
 
 def noisy_views(
     bank: MemoryBank, rates: Float[Tensor, " V"], generator: torch.Generator
 ) -> list[LabelView]:
-    """Return what the memory's labels would say at each share of wrong ones."""
-    draws = (noisy_labels(bank.labels, rate, bank.n_classes, generator) for rate in rates.tolist())
+    """Return what the memory's labels would say at each share of wrong ones.
+
+    Every second draw is by class: people confuse what looks alike, and who has met nothing but
+    wrong labels in all directions is fooled by many that agree.
+    """
+    draws = (
+        noisy_labels(bank.labels, rate, bank.n_classes, generator, by_class=number % 2 == 1)
+        for number, rate in enumerate(rates.tolist())
+    )
     return [bank.view_of(labels) for labels in draws]
 
 

@@ -88,6 +88,6 @@ def test_the_readme_counts_every_verdict(tmp_path):
     path = tmp_path / "claims.md"
     rows = [f"| a | {verdict} | means | b | 02 |" for verdict in (*showcase.VERDICTS, NOT_MEASURED)]
     path.write_text("\n".join(["| claim | verdict |", *rows]))
-    line = showcase._claims_line(path)
+    line = showcase._verdict_counts(path)
     assert all(f"1 {verdict}" in line for verdict in showcase.VERDICTS)
     assert NOT_MEASURED not in line

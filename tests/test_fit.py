@@ -18,6 +18,7 @@ from attnknn.noisy import (
     corrected_nll,
     label_transition,
     noisy_labels,
+    noisy_views,
     view_pool,
 )
 from attnknn.transition import transition_matrix
@@ -320,6 +321,25 @@ def test_forward_correction_recovers_calibrated_probabilities(make_blobs):
         losses[corrected] = loss_on(result, bank, clean.queries[new], clean.query_labels[new])
         assert (result.label_error > 0.2) == corrected
     assert losses[True] < 0.6 * losses[False]
+
+
+def test_noisy_labels_by_class_name_one_other_class_each():
+    labels = torch.arange(5).repeat(211)
+    noisy = noisy_labels(labels, 0.3, 5, torch.Generator().manual_seed(0), by_class=True)
+    for name in range(5):
+        wrong = noisy[(labels == name) & (noisy != labels)]
+        assert len(wrong.unique()) == 1 and 0.2 < len(wrong) / 211 < 0.4
+
+
+def test_every_second_draw_of_a_memory_is_by_class(make_blobs):
+    bank = make_blobs(n_rows=2003).bank()
+    n_classes = bank.n_classes
+    views = noisy_views(bank, torch.full((4,), 0.5), torch.Generator().manual_seed(0))
+    kinds = []
+    for view in views:
+        pairs = torch.stack([bank.labels, view.labels], dim=1)[view.labels != bank.labels]
+        kinds.append(len(pairs.unique(dim=0)))
+    assert kinds == [n_classes * (n_classes - 1), n_classes] * 2  # any other class, or one
 
 
 def test_noisy_labels_change_about_the_asked_share_and_always_to_another_class():

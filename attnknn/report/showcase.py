@@ -7,6 +7,7 @@ section is older than the tables.
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -36,6 +37,7 @@ METHODS = (
 )
 COLUMNS = ("accuracy (%)", "NLL", "ECE", "n")
 NOISE_RATE = 0.4
+CLAIMS_OF = ("cifar10-short", "mnist-pca")  # several trainings, and no training at all
 # Verdicts of `studies.judging` that say something about a claim.
 VERDICTS = ("confirmed", "partly", "refuted", "not decided at this size")
 
@@ -48,12 +50,13 @@ def results_section(results: Path = ROOT / "results") -> str:
     noisy = pd.concat([table for table in noisy if table is not None], ignore_index=True)
     parts = [
         to_markdown(shown),
-        "*Test rows; mean ± half of the 95 % interval over n seeds. Tuned methods and the "
-        "attention are fitted on the same held-out rows, never on test rows.*",
+        "*Mean ± half of the 95 % interval: over n trainings, or of one training (n = 1) over its "
+        "test rows, where a run has saved it. Tuned methods and the attention are fitted on the "
+        "same held-out rows, never on test rows.*",
         f"With {100 * NOISE_RATE:g} % wrong labels in the memory (symmetric; trust, histograms "
         "and prototypes from the wrong labels):",
         to_markdown(noisy),
-        _claims_line(results / "cifar10" / "claims.md"),
+        _claims_line(results, CLAIMS_OF),
         _reports_line(results),
     ]
     return "\n\n".join(part.strip() for part in parts if part)
@@ -93,18 +96,22 @@ def _noise_rows(run: Path, title: str) -> pd.DataFrame | None:
     )
 
 
-def _claims_line(path: Path) -> str:
-    """Count the verdicts on the published claims."""
-    if not path.is_file():
-        return ""
+def _claims_line(results: Path, runs: Sequence[str]) -> str:
+    """Count the verdicts on the published claims, run by run."""
+    paths = {name: results / name / "claims.md" for name in runs}
+    said = [
+        f"{RUNS[name]}: {_verdict_counts(path)} ([claims](results/{name}/claims.md))"
+        for name, path in paths.items()
+        if path.is_file()
+    ]
+    return f"Published claims, judged with their evidence. {'; '.join(said)}." if said else ""
+
+
+def _verdict_counts(path: Path) -> str:
     cells = re.findall(r"^\| [^|]+ \| ([^|]+) \|", path.read_text(encoding="utf-8"), re.M)
     verdicts = pd.Series(cells).str.strip()
     counts = verdicts[verdicts.isin(VERDICTS)].value_counts()
-    said = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return (
-        f"Published claims, judged on CIFAR-10: {said}; each with its evidence in "
-        "[claims.md](results/cifar10/claims.md)."
-    )
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
 
 
 def _reports_line(results: Path) -> str:
