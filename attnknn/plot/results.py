@@ -239,9 +239,10 @@ def sweep_grid(
         lines = table[table["panel"] == panel]
         for metric, ax in zip(metrics, row, strict=True):
             sweep_lines(lines, x=x, metric=metric, ax=ax, x_label=x_label, direct_labels=False)
-            ax.label_outer()
             ax.set(ylabel="", title=metric_label(metric) if panel == panels[0] else "")
+            ax.set_xlabel(ax.get_xlabel() if panel == panels[-1] else "")
         row[0].set_ylabel(panel)
+    _set_sweep_axis(axes[0, 0], np.unique(table[x]), False)  # a sweep may lack some of the values
     entries = {}
     for ax in axes[:, 0]:
         entries |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))

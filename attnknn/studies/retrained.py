@@ -111,7 +111,9 @@ def retrained_noise(
             named = {"dataset": data.dataset, "seed": run.config.seed, "corrupted": BOTH}
             rows += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
             _keep(kept, level, probs)
-    return NoiseStudy(_joined(rows, base.table[base.table["rate"] == 0]), kept, base.labels)
+    clean = base.table[base.table["rate"] == 0]
+    clean = clean[clean["kind"].isin([level.kind for level in kept])]
+    return NoiseStudy(_joined(rows, clean), kept, base.labels)
 
 
 def noise_predictions(
