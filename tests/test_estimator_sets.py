@@ -162,6 +162,8 @@ def test_the_quickstart_says_what_was_answered(answers, words):
         test_features=rows,
         test_labels=labels,
         class_names=("a", "b"),
+        all_rows=4,
+        all_test_rows=4,
     )
     said = quickstart.answer_words(np.array(answers, dtype=object), problem, max_risk=0.01)
     assert said.startswith("Asked for at most 1 % errors, it ") and words in said
