@@ -590,6 +590,13 @@ class TestReport:
         report = bind_report([path], tmp_path / "r.pdf", title="T", provenance={}, verdicts=None)
         assert "No verdict was computed" in text_of_page(PdfReader(report).pages[0])
 
+    def test_chapters_of_one_title_are_told_apart_by_their_files(self, tmp_path):
+        named = {"01_a.seed0": "Training", "01_a.seed1": "Training", "02_b": "Results"}
+        paths = [write(tmp_path, name, new_markdown_cell(f"# {t}")) for name, t in named.items()]
+        text = text_of(PdfReader(bind_report(paths, tmp_path / "r.pdf", title="T", provenance={})))
+        assert "Training (seed0)" in text and "Training (seed1)" in text
+        assert "Results (" not in text
+
     def test_no_notebooks_are_refused(self, tmp_path):
         with pytest.raises(ValueError, match="notebooks must name at least one"):
             bind_report([], tmp_path / "r.pdf", title="T", provenance={}, verdicts=None)

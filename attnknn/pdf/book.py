@@ -1,5 +1,6 @@
 """All notebooks of a run in one PDF: verdicts and contents on page one, then a chapter each."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -52,7 +53,7 @@ def bind_report(
         raise ValueError(f"notebooks must name at least one notebook, got {notebooks=}")
     sources = [read_source(path) for path in notebooks]
     with workshop() as place:
-        chapters = read_chapters(sources, place, top_level=2)
+        chapters = _told_apart(read_chapters(sources, place, top_level=2), notebooks)
         if verdicts is None:
             found = (source.verdict for source in sources)
             titles = (chapter.title for chapter in chapters)
@@ -63,6 +64,18 @@ def bind_report(
         front = _front(entries, place, linked=verdicts is None)
         pdf = _bind(chapters, front, before, place, title=title, provenance=provenance)
     return write_atomic(output, lambda file: file.write(pdf))
+
+
+def _told_apart(chapters: Sequence[Chapter], notebooks: Sequence[Path]) -> list[Chapter]:
+    """Return the chapters; those of one title get what their files add to it, such as a seed."""
+    counts = Counter(plain_text(chapter.title) for chapter in chapters)
+    endings = [Path(notebook).stem.partition(".")[2] for notebook in notebooks]
+    return [
+        replace(chapter, title=[*chapter.title, {"t": "Space"}, *_plain_title(f"({ending})")])
+        if ending and counts[plain_text(chapter.title)] > 1
+        else chapter
+        for chapter, ending in zip(chapters, endings, strict=True)
+    ]
 
 
 def _plain_title(text: str) -> list[Node]:
