@@ -137,8 +137,12 @@ def test_two_processes_have_the_loss_curve_of_one(together, tmp_path, case):
     alone, found = train(case, tmp_path / "alone.pt", ALONE), together[0][case]
     close = {"rtol": 1e-4, "atol": 1e-5} if case in PLAIN else {"rtol": 0.15}
     assert np.ptp(alone["history"]["loss"]) > 0.02  # there is a curve to follow
-    for name in ("loss", "val_nll"):
-        np.testing.assert_allclose(found["history"][name], alone["history"][name], **close)
+    np.testing.assert_allclose(found["history"]["loss"], alone["history"]["loss"], **close)
+    if case == "joint":
+        # The memory is embedded anew before it is validated, by weights that differ in their last
+        # digits: two neighbours at nearly the same distance may change places, and one row's vote.
+        close = {"rtol": 1e-3}
+    np.testing.assert_allclose(found["history"]["val_nll"], alone["history"]["val_nll"], **close)
     if case in PLAIN:
         # Sums over shares round differently, and single weights show it; their distance hardly.
         apart = (found["weights"] - alone["weights"]).norm() / alone["weights"].norm()
