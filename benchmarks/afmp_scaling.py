@@ -45,7 +45,7 @@ MODELS: dict[str, tuple[bool, float] | None] = {
 def build(name: str, side: int) -> Any:
     """Return an untrained model for 100 classes."""
     from attnknn.afmp import AFMP, AFMP_SMALL
-    from attnknn.afmp.linear import with_fast_linear
+    from attnknn.linear import with_fast_linear
 
     if MODELS[name] is None:
         import timm

@@ -14,7 +14,7 @@ import torch
 
 from attnknn import plot
 from attnknn.afmp import grid_scaffold
-from attnknn.afmp.linear import Linear
+from attnknn.linear import Linear
 
 mpl.use("Agg")
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"

@@ -15,7 +15,7 @@ ORDER = """
     routes catalogue sources rows tables ownfiles readers data
     corrupt augment
     measure transition calibrate resample significance compare
-    afmp backbones embed
+    linear afmp backbones embed
     blas index neighbours bankfile rowbank memory
     posterior parts attention classify baselines explain
     losses noisy queries holdout fit

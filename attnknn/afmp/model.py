@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph, batch_graph
-from attnknn.afmp.linear import Linear
 from attnknn.afmp.router import Routed
 from attnknn.afmp.scaffold import Scaffold, grid_scaffold
 from attnknn.afmp.settings import AFMPConfig
 from attnknn.afmp.units import Layer, LayerOutput, TopDown
 from attnknn.checks import check_count
+from attnknn.linear import Linear
 
 Images = Float[Tensor, "B channels height width"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph, Edges
-from attnknn.afmp.linear import Linear, linear
+from attnknn.linear import Linear, linear
 
 SCORE_WIDTH = 64
 BILINEAR_SCALE = 0.02

@@ -10,9 +10,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnknn.afmp.edges import BatchGraph
-from attnknn.afmp.linear import Linear
 from attnknn.afmp.messages import gated_sum
 from attnknn.afmp.router import PredictiveRouter, Routed
+from attnknn.linear import Linear
 
 
 class CapsuleUnit(nn.Module):

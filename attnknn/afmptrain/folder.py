@@ -26,7 +26,8 @@ from attnknn.data import Splits
 from attnknn.files import locked_folder, write_atomic, write_text
 from attnknn.provenance import REPORT_NAME, provenance, read_report, save_report
 
-TRAINED_BY = ("afmp", "afmptrain")  # the packages whose code decides what a training ends with
+# The files whose code decides what a training ends with.
+TRAINED_BY = ("linear.py", "afmp/**/*.py", "afmptrain/**/*.py")
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def training_code() -> str:
     in another way: then a run is trained again.
     """
     root = Path(attnknn.__file__).parent
-    files = sorted(path for name in TRAINED_BY for path in (root / name).rglob("*.py"))
+    files = sorted(path for pattern in TRAINED_BY for path in root.glob(pattern))
     content = [[str(path.relative_to(root)), _statements(path.read_text())] for path in files]
     return sha256(json.dumps(content).encode()).hexdigest()
 

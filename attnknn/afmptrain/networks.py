@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from tqdm import TqdmWarning
 
 from attnknn.afmp import AFMP, AFMPConfig, AFMPTrunk
-from attnknn.afmp.linear import with_fast_linear
 from attnknn.afmp.published import PublishedAFMP
 from attnknn.afmptrain.settings import Setting
 from attnknn.data import Splits
+from attnknn.linear import with_fast_linear
 
 # The transformer that stands beside AFMP: steps of its width, and the least width of a head.
 WIDTH_STEP, HEAD_WIDTH = 16, 32

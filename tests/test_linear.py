@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from attnknn import linear as module
 from attnknn.afmp import AFMP, AFMPConfig
-from attnknn.afmp import linear as module
-from attnknn.afmp.linear import Linear, linear, with_fast_linear
+from attnknn.linear import Linear, linear, with_fast_linear
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="no oneDNN")
 
