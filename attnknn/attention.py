@@ -25,7 +25,7 @@ from attnknn.posterior import PrototypePosterior
 
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
-PROBS_BLOCK = 512  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
+PROBS_BLOCK = 128  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ def duplicate_groups(inputs: np.ndarray | pd.DataFrame) -> Int[np.ndarray, "N"]:
         keys = pd.util.hash_pandas_object(inputs, index=False).to_numpy()
     else:
         flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
+        if flat.dtype.kind == "f":  # zero has two signs; rows that differ by it alone are identical
+            flat = flat + flat.dtype.type(0)
         keys = np.array([hashlib.blake2b(row, digest_size=8).digest() for row in flat], dtype="S8")
         keys = keys.view(np.uint64)
     return np.unique(keys, return_inverse=True)[1].astype(np.int64)

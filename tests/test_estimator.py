@@ -58,6 +58,25 @@ def blobs(n_rows=301, *, n_classes=3, noise=0.0, seed=0, n_features=5):
 
 
 class TestPredictions:
+    def test_blocks_of_queries_change_nothing(self, model, flowers, monkeypatch):
+        whole, issues = model.predict_proba(flowers[2]), model.label_issues(all_rows=True)
+        monkeypatch.setattr(base, "QUERY_BLOCK", 7)
+        assert np.allclose(model.predict_proba(flowers[2]), whole, atol=1e-6)
+        pd.testing.assert_frame_equal(model.label_issues(all_rows=True), issues, atol=1e-6)
+
+    def test_a_prediction_holds_one_block_of_unit_rows_at_a_time(self, model, flowers, monkeypatch):
+        monkeypatch.setattr(base, "QUERY_BLOCK", 7)
+        searched = []
+        search = model.memory_.search
+        monkeypatch.setattr(
+            model.memory_,
+            "search",
+            lambda q, *a, **o: searched.append(len(q)) or search(q, *a, **o),
+        )
+        model.predict_proba(flowers[2])
+        assert max(searched) == 7
+        assert sum(searched) == len(flowers[2])
+
     """Probabilities, and what must not change them."""
 
     def test_probabilities_are_whole_and_finite_and_lead_to_the_prediction(self, model, flowers):

@@ -102,3 +102,9 @@ def test_a_class_of_large_groups_still_gets_a_row():
 def test_thinning_may_use_a_class_up():
     labels = np.repeat([0, 1], [1, 8])
     assert np.bincount(labels[draw_rows(labels, 8, seed=(0,), leave=0)]).tolist() == [1, 7]
+
+
+def test_zero_has_one_sign():
+    rows = np.array([[0.0, 1.0], [-0.0, 1.0], [0.0, -1.0]])
+    first, second, third = duplicate_groups(rows)
+    assert first == second != third

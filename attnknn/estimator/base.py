@@ -3,7 +3,7 @@
 import math
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from numbers import Real
@@ -16,6 +16,7 @@ from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
+from tqdm import tqdm
 
 from attnknn.calibrate import apply_calibration
 from attnknn.checks import check_count, check_one_of, check_range
@@ -39,6 +40,9 @@ from attnknn.neighbours import Neighbours
 MISSING = ("error", "impute")
 NEW_CLASSES = ("error", "add")
 NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
+# Queries at a time, and class shares of their neighbours at most: both bound the memory of a
+# prediction. Fewer queries would leave the search's matrix products too small to be fast.
+QUERY_BLOCK, SHARE_CELLS = 768, 1_000_000
 ONE_FAISS_THREAD = sys.platform == "darwin"  # a second pool may crash: see index.load
 
 
@@ -204,6 +208,35 @@ class Machinery(BaseEstimator):
         with self._threads():
             queries = self._fitted.embedding.rows(rows, progress=self.verbose > 0)
             return self._search(queries, self._voters if k is None else k)
+
+    def _probs_in_blocks(
+        self,
+        queries: Callable[[slice], np.ndarray],
+        n_rows: int,
+        k: int,
+        *,
+        title: str,
+        leave_out: bool = False,
+    ) -> np.ndarray:
+        """Return calibrated probabilities of rows, some at a time.
+
+        Args:
+            queries: Returns the unit rows of a block.
+            n_rows: Number of rows in all.
+            k: Neighbours that vote.
+            title: What the progress bar says.
+            leave_out: The rows are those of the memory, and none finds itself.
+        """
+        probs = np.empty((n_rows, len(self.classes_)))
+        block = max(1, min(QUERY_BLOCK, SHARE_CELLS // len(self.classes_)))
+        starts = range(0, n_rows, block)
+        for start in tqdm(starts, desc=title, disable=self.verbose <= 0, leave=False):
+            part = slice(start, min(start + block, n_rows))
+            own = np.arange(part.start, part.stop) if leave_out else None
+            with self._threads():
+                found = self._search(queries(part), k, own)
+            probs[part] = self._probs(found)
+        return probs
 
     def _search(self, queries: np.ndarray, k: int, own: np.ndarray | None = None) -> Neighbours:
         found = self.memory_.search(queries, k, exclude_ids=own)

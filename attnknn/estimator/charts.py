@@ -13,6 +13,7 @@ ten nearest rows of three tables, 98 % are the ten nearest on the sphere.)
 Axes: N rows, F features, D embedding width.
 """
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,10 +41,9 @@ class Chart:
         """Return unit rows; a row of zeros, which has no direction, gets one of its own."""
         if self.name == "cosine":
             lengths = np.linalg.norm(features, axis=1, keepdims=True)
-            rows = np.where(lengths > 0, features, 1.0) / np.where(
-                lengths > 0, lengths, np.sqrt(features.shape[1])
-            )
-            return rows.astype(np.float32)
+            no_direction = lengths == 0
+            lengths[no_direction] = math.sqrt(features.shape[1])
+            return (np.where(no_direction, 1.0, features) / lengths).astype(np.float32, copy=False)
         z = (features - self.centre) / self.scale
         squares = np.square(z).sum(axis=1, keepdims=True)
         rows = np.concatenate([2 * z, squares - 1], axis=1) / (squares + 1)

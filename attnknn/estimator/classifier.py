@@ -175,7 +175,13 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Return calibrated class probabilities, (N, C), in the order of ``classes_``."""
-        return self._probs(self._neighbours(X))
+        check_is_fitted(self)
+        embedding = self._fitted.embedding
+        with self._threads():
+            inputs = embedding.encode(self._checked(X))
+        return self._probs_in_blocks(
+            lambda part: embedding.place(inputs[part]), len(inputs), self._voters, title="predict"
+        )
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """Return the logarithm of ``predict_proba``; every class has some probability."""

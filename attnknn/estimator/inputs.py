@@ -118,8 +118,7 @@ def _check_array(
         )
     _check_missing("X", checked, allow_missing=allow_missing)
     _check_size(checked)
-    # Zero has two signs, and rows that differ by it alone are the same row.
-    return checked + checked.dtype.type(0)
+    return checked
 
 
 def _check_table(
@@ -152,7 +151,8 @@ def _check_missing(name: str, values: np.ndarray, *, allow_missing: bool) -> Non
 
 
 def _check_size(values: np.ndarray) -> None:
-    largest = np.nanmax(np.abs(values), initial=0.0)
+    # Not by absolute values, which would be a copy of all of them.
+    largest = max(np.nanmax(values, initial=0.0), -np.nanmin(values, initial=0.0))
     if largest > LARGEST:
         raise ValueError(f"X must hold numbers of size at most {LARGEST:g}, got {largest:g}")
 

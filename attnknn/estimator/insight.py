@@ -5,7 +5,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from sklearn.utils.validation import check_is_fitted
-from tqdm import tqdm
 
 from attnknn.calibrate import (
     CONFORMAL_SCORES,
@@ -20,9 +19,6 @@ from attnknn.estimator.inputs import check_classes
 from attnknn.estimator.learning import TOO_FEW_QUERIES
 from attnknn.explain import explain
 from attnknn.measure import risk_coverage
-
-# Rows predicted at a time in label_issues, and class shares at most: both bound its memory.
-QUERY_BLOCK, COPIES_PER_SET = 4096, 1_000_000
 
 
 class Insight(Machinery):
@@ -113,18 +109,13 @@ class Insight(Machinery):
 
     def _left_out_probs(self) -> np.ndarray:
         """Return the probabilities of every memory row, predicted by the others."""
-        rows, blocks = self.memory_.rows.numpy(), []
+        rows = self.memory_.rows.numpy()
         if len(rows) < 2:  # nobody else to ask: the only row is taken at its word
             return self._probs(self._search(rows, 1))
         k = min(self.n_neighbors_, len(rows) - 1)
-        block = max(1, min(QUERY_BLOCK, COPIES_PER_SET // len(self.classes_)))
-        starts = range(0, len(rows), block)
-        for start in tqdm(starts, desc="label issues", disable=self.verbose <= 0, leave=False):
-            own = np.arange(start, min(start + block, len(rows)))
-            with self._threads():
-                found = self._search(rows[own], k, own)
-            blocks.append(self._probs(found))
-        return np.concatenate(blocks)
+        return self._probs_in_blocks(
+            rows.__getitem__, len(rows), k, title="label issues", leave_out=True
+        )
 
     def predict_set(
         self,
