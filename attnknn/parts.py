@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnknn.config import AttentionConfig
+from attnknn.linear import linear
 from attnknn.neighbours import Neighbours
 from attnknn.posterior import PrototypePosterior
 
@@ -234,7 +235,7 @@ class PrototypeScore(nn.Module):
         prototypes = nn.functional.normalize(self.prototypes, dim=1)
         keys = nn.functional.normalize(evidence.keys, dim=-1)
         # All C cosines and then the own one: the gradient of a look-up of (B, K, D) is far slower.
-        cosines = keys @ prototypes.T  # (B, K, C)
+        cosines = linear(keys, prototypes)  # (B, K, C)
         return self.scale * cosines.gather(2, evidence.labels[..., None])
 
 
@@ -248,7 +249,13 @@ class SelfAttention(nn.Module):
 
     def forward(self, keys: Float[Tensor, "B K D"]) -> Float[Tensor, "B K D"]:
         """Return the rewritten neighbour embeddings."""
-        return self.norm(keys + self.attention(keys, keys, keys, need_weights=False)[0])
+        # What ``self.attention(keys, keys, keys)`` does, with the faster products of ``linear``.
+        parts, heads = self.attention, self.attention.num_heads
+        projected = linear(keys, parts.in_proj_weight, parts.in_proj_bias)  # (B, K, 3 D)
+        split = projected.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)  # (3, B, H, K, D/H)
+        mixed = nn.functional.scaled_dot_product_attention(*split)  # (B, H, K, D/H)
+        joined = mixed.transpose(1, 2).flatten(2)  # (B, K, D)
+        return self.norm(keys + linear(joined, parts.out_proj.weight, parts.out_proj.bias))
 
 
 class ValuePath(nn.Module):
@@ -263,7 +270,9 @@ class ValuePath(nn.Module):
         self, weights: Float[Tensor, "B K H"], keys: Float[Tensor, "B K D"]
     ) -> Float[Tensor, "B D"]:
         """Return one embedding per query."""
-        values = self.value(keys).unflatten(-1, (self.heads, -1))  # (B, K, H, D/H)
+        values = linear(keys, self.value.weight, self.value.bias).unflatten(
+            -1, (self.heads, -1)
+        )  # (B, K, H, D/H)
         return self.out(torch.einsum("bkh,bkhd->bhd", weights, values).flatten(1))
 
 

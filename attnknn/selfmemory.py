@@ -78,7 +78,8 @@ class SelfMemory:
         own = ids[:, None]  # (B, 1)
         if partners is not None:
             own = torch.stack([ids, ids[partners.cpu()]], dim=1)  # (B, 2)
-        if self.config.neighbour_search == "faiss" and partners is None:
+        lists_fit = self.config.neighbour_search == "faiss" and partners is None
+        if lists_fit:
             found = self._ids[ids]
         else:
             found = self._search_live(
@@ -95,8 +96,10 @@ class SelfMemory:
     ) -> Int[Tensor, "B K"]:
         """Search with the batch's own embeddings, without the rows each one was made of."""
         spare = min(self.k + own.shape[1], len(self.bank))
-        _, ids = search_by_matmul(rows, self.bank.rows.to(rows.device), spare)
-        ids = ids.cpu()
+        if self.config.neighbour_search == "matmul":
+            ids = search_by_matmul(rows, self.bank.rows.to(rows.device), spare)[1].cpu()
+        else:
+            ids = self.bank.nearest_rows(rows.cpu(), spare)[1]
         is_own = (ids[..., None] == own[:, None]).any(dim=-1)
         # Stable: rows of one's own go last, the others keep their order, the surplus is cut off.
         keep = is_own.int().argsort(dim=1, stable=True)[:, : self.k]

@@ -188,6 +188,13 @@ def test_self_attention_keeps_shape_and_follows_the_order(neighbours):
     torch.testing.assert_close(out, flipped, rtol=1e-4, atol=1e-5)
 
 
+def test_self_attention_is_that_of_torch(neighbours):
+    part = SelfAttention(AttentionConfig(heads=3), dim=6)
+    keys = neighbours.keys
+    mixed = part.attention(keys, keys, keys, need_weights=False)[0]
+    torch.testing.assert_close(part(keys), part.norm(keys + mixed), rtol=1e-4, atol=1e-5)
+
+
 def test_value_path_with_all_weight_on_one_neighbour(neighbours):
     part = ValuePath(AttentionConfig(heads=3), dim=6)
     weights = torch.zeros(29, 11, 3)
