@@ -355,6 +355,20 @@ class TestStudy:
         assert plot.gate_maps(**pictures).axes
         assert afmp_gates.gate_values(ablation, "keep 0.3", n_images=3)["gate"].between(0, 1).all()
 
+    def test_tuned_votes_are_not_held_to_the_attention_s_k(self, tmp_path, monkeypatch):
+        setting = Setting("top-down", AFMPConfig(layers=2, width=16, patch=4))
+        options = {"recipe": Recipe(epochs=1, batch_size=64), "seeds": [0], "max_rows": 150}
+        ablation = study.run_ablation(tmp_path, [setting], dataset="digits", **options)
+        depths, tuned = [], afmp_knn.tuned_baselines
+
+        def noting(found):
+            depths.append(found.test.k)
+            return tuned(found)
+
+        monkeypatch.setattr(afmp_knn, "tuned_baselines", noting)
+        afmp_knn.knn_head(ablation, "top-down", k=20)
+        assert depths == [len(ablation.splits.train)] and depths[0] > 20
+
     def test_trained_runs_outlive_the_notebook_s_own_results(self, tmp_path):
         """A killed or changed notebook is cleared before it runs again; trainings must not be."""
         books = find_notebooks(Path(__file__).parents[1] / "notebooks")

@@ -23,6 +23,7 @@ from attnknn.report import DisplayTable, pivot_mean_interval
 from attnknn.studies.afmp import Ablation
 from attnknn.studies.contest import (
     METRICS,
+    TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
     standing,
@@ -56,7 +57,7 @@ def knn_head(ablation: Ablation, name: str, *, k: int = 50) -> KNNHead:
     Args:
         ablation: The runs.
         name: Setting whose features are used.
-        k: Most neighbours a method may use.
+        k: Neighbours that the attention weighs; tuned votes may ask for more.
     """
     labels, rows, seeds = ablation.labels, [], []
     for run in ablation.runs[name]:
@@ -75,10 +76,12 @@ def _predictions(run: AblationRun, splits: Splits, k: int) -> Predictions:
         for part in ("train", "val", "test")
     }
     bank = MemoryBank(rows["train"], splits.train.labels, n_classes=splits.n_classes)
-    k = min(k, len(bank))
-    found = Neighbourhoods(
-        bank.search(rows["val"], k), splits.val.labels, bank.search(rows["test"], k)
+    # Plain votes may need more neighbours than the attention: they must not be held to its k.
+    k, depth = min(k, len(bank)), min(max(k, TUNED_DEPTH), len(bank))
+    searched = Neighbourhoods(
+        bank.search(rows["val"], depth), splits.val.labels, bank.search(rows["test"], depth)
     )
+    found = searched.nearest(k)
     # NOTE: leakage guard. Validation rows chose the epoch, but no weight was trained on them.
     fitted = fit_on_neighbours(
         bank,
@@ -89,7 +92,7 @@ def _predictions(run: AblationRun, splits: Splits, k: int) -> Predictions:
         seed=run.seed,
     )
     probs = {"uniform": predict(Uniform(min(16, k)), found.test)}
-    probs |= {name: fit.predict(found.test) for name, fit in tuned_baselines(found).items()}
+    probs |= {name: fit.predict(searched.test) for name, fit in tuned_baselines(searched).items()}
     probs["attention"] = predict(Attention(k, fitted.attention), found.test)
     return probs | _readout(run, splits)
 
