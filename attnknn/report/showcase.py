@@ -27,6 +27,13 @@ RUNS = {
     "wine-red": "Wine Quality, red",
     "iris": "Iris",
 }
+# Reports that have no place in the tables.
+FURTHER = {
+    "exp5-fast": "the published experiment 5 on a small backbone",
+    "cifar10-retrained": "CIFAR-10 trained on 40 % wrong labels",
+    "quick-retrained": "digits trained on wrong labels and long tails",
+    "afmp": "AFMP ablations on CIFAR-10",
+}
 METHODS = (
     "uniform",
     "distance (tuned)",
@@ -117,7 +124,13 @@ def _verdict_counts(path: Path) -> str:
 def _reports_line(results: Path) -> str:
     names = [name for name in RUNS if (results / name / "report.pdf").is_file()]
     links = ", ".join(f"[{name}](results/{name}/report.pdf)" for name in names)
-    return f"Whole reports, one run each (`attnknn run --profile NAME`): {links}."
+    further = ", ".join(
+        f"[{title}](results/{name}/report.pdf)"
+        for name, title in FURTHER.items()
+        if (results / name / "report.pdf").is_file()
+    )
+    said = f"Whole reports, one run each (`attnknn run --profile NAME`): {links}."
+    return f"{said} Further: {further}." if further else said
 
 
 def with_results(readme: str, section: str) -> str:
