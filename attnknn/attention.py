@@ -4,8 +4,11 @@
     vote    = (1 - mix) * sum of weights on labels + mix * sum of weights * label histograms
     p       = (1 - gate) * vote + gate * prototype posterior
     p       = (1 - floor) * p + floor / C,  then p ** (1 / temperature), renormalised
+    p       = p ** (1 / last temperature), renormalised
+    p       = (1 - 1e-6) * p + 1e-6 / C
 
 mix, gate, floor and temperature are set anew for each query, from how clear its neighbourhood is.
+The last temperature is one number, of queries that the rest was not fitted on (``attnknn.unseen``).
 Every class keeps some probability, so no single query can decide the log-likelihood.
 
 Axes: B queries, K neighbours of each, D embedding width, C classes, H heads.
@@ -24,6 +27,7 @@ from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 from attnknn.posterior import PrototypePosterior
 
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
+LEAST_SHARE = 1e-6  # what all classes share in any case: a fit may drive floor and temperature to 0
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
 PROBS_BLOCK = 128  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 
@@ -120,6 +124,7 @@ class NeighbourAttention(nn.Module):
             if reads_posterior
             else None
         )
+        self.register_buffer("last_temperature", torch.ones(()))
 
     def forward(
         self, neighbours: Neighbours, *, query: Float[Tensor, "B D"] | None = None
@@ -152,7 +157,7 @@ class NeighbourAttention(nn.Module):
         """Return log probabilities with full support."""
         probs = vote(weights, evidence.neighbours)  # (B, C)
         if self.vote_settings is None:
-            return with_floor(probs, SUPPORT_FLOOR).log()
+            return self._tempered(with_floor(probs, SUPPORT_FLOOR).log(), 1.0)
         gate, floor, mix, log_temperature = self.vote_settings(evidence)
         if self.config.denoise:
             denoised = torch.einsum("bk,bkc->bc", weights, evidence.neighbours.histograms)
@@ -160,7 +165,15 @@ class NeighbourAttention(nn.Module):
         if self.config.prototype_gate:
             probs = (1 - gate) * probs + gate * evidence.prototype_posterior
         log_probs = with_floor(probs, floor).log()
-        return (log_probs / log_temperature.exp()).log_softmax(dim=-1)
+        return self._tempered(log_probs, log_temperature.exp())
+
+    def _tempered(
+        self, log_probs: Float[Tensor, "B C"], temperature: Float[Tensor, "B 1"] | float
+    ) -> Float[Tensor, "B C"]:
+        """Return log probabilities at the query's own and the last temperature, none at zero."""
+        tempered = (log_probs / (temperature * self.last_temperature)).log_softmax(dim=-1)
+        least = tempered.new_tensor(math.log(LEAST_SHARE / tempered.shape[1]))
+        return torch.logaddexp(tempered + math.log1p(-LEAST_SHARE), least)
 
 
 def attention_entropy(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:

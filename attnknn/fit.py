@@ -9,6 +9,7 @@ Axes: B queries, K neighbours of each, C classes, N memory rows.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,7 @@ from attnknn.neighbours import Neighbours
 from attnknn.noisy import label_transition
 from attnknn.queries import Queries, judging_sets, make_queries
 from attnknn.transition import LabelError, wrong_share
+from attnknn.unseen import unseen_temperature
 
 HISTORY = ["epoch", "fit_nll", "stop_nll", "entropy", "kept"]
 PREPARED_CELLS = 50_000_000  # query-neighbour-class histograms that are kept over all epochs
@@ -43,6 +45,8 @@ class FittedAttention:
         label_error: Estimated share of wrong held-out labels; 0 when they are taken as clean.
         k: Neighbours it was fitted to weigh; at another k it is still valid, but less good.
         n_epochs: Epochs of the fit.
+        temperature: By how much its probabilities were flattened at last, as queries that a fit
+            has not seen ask for; 1 leaves them.
     """
 
     attention: NeighbourAttention
@@ -50,6 +54,7 @@ class FittedAttention:
     label_error: float
     k: int
     n_epochs: int
+    temperature: float
 
     @property
     def method(self) -> Attention:
@@ -109,6 +114,7 @@ def fit_on_neighbours(
     label_error: LabelError | None = None,
     weights: Float[np.ndarray, " B"] | None = None,
     n_epochs: int | None = None,
+    temperature: float | None = None,
 ) -> FittedAttention:
     """Fit an attention on a search that is already done; see ``fit_attention``.
 
@@ -126,6 +132,8 @@ def fit_on_neighbours(
         weights: How much each query counts in the loss; None counts all alike.
         n_epochs: Epochs to fit, where an earlier fit has found out how many are good; None makes a
             trial.
+        temperature: Last temperature, where an earlier fit has found it out; None leaves every
+            fold of the queries out once to find it.
     """
     n_queries = len(neighbours.ids)
     if n_queries < 2:
@@ -145,9 +153,25 @@ def fit_on_neighbours(
         raise ValueError(
             f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
         )
-    model, history = _fit(attention, bank, queries, fitting, seed, n_epochs, progress)
-    n_epochs = int(history["kept"].sum()) if n_epochs is None else n_epochs
-    return FittedAttention(model, history, wrong_share(label_error), neighbours.k, n_epochs)
+    history = pd.DataFrame(columns=HISTORY)
+    n_fits = 1 + (n_epochs is None) + (fitting.fit_folds if temperature is None else 0)
+    bar = tqdm(
+        total=fitting.fit_epochs * n_fits, desc="fit attention", disable=not progress, leave=False
+    )
+    if n_epochs is None:
+        history = _try(attention, bank, queries, fitting, seed, bar)
+        n_epochs = int(history["kept"].sum())
+    # The rate falls to zero within the epochs there are: a fit that is cut off is left unsettled.
+    fit_part = partial(
+        _fit, attention, bank, queries, replace(fitting, fit_epochs=n_epochs), seed, bar
+    )
+    if temperature is None:
+        temperature = unseen_temperature(fit_part, bank, queries, fitting, seed)
+    model = fit_part(None)
+    model.last_temperature.fill_(temperature)
+    bar.close()
+    error = wrong_share(label_error)
+    return FittedAttention(model, history, error, neighbours.k, n_epochs, temperature)
 
 
 def _fit(
@@ -156,26 +180,14 @@ def _fit(
     queries: Queries,
     fitting: FittingConfig,
     seed: int,
-    n_epochs: int | None,
-    progress: bool,
-) -> tuple[NeighbourAttention, pd.DataFrame]:
-    """Fit on all queries, for as long as a trial or the caller says; return the trial too."""
-    bar = tqdm(
-        total=fitting.fit_epochs * (1 + (n_epochs is None)),
-        desc="fit attention",
-        disable=not progress,
-        leave=False,
-    )
-    history = pd.DataFrame(columns=HISTORY)
-    if n_epochs is None:
-        history = _try(attention, bank, queries, fitting, seed, bar)
-        n_epochs = int(history["kept"].sum())
+    bar: tqdm,
+    rows: Int[Tensor, " F"] | None,
+) -> NeighbourAttention:
+    """Fit on some of the queries; None: on all."""
     model = _start(attention, bank, seed)
-    # The rate falls to zero within the epochs there are: a fit that is cut off is left unsettled.
-    for _ in _descend(model, queries, None, replace(fitting, fit_epochs=n_epochs), seed):
+    for _ in _descend(model, queries, rows, fitting, seed):
         bar.update()
-    bar.close()
-    return model, history
+    return model
 
 
 def _try(

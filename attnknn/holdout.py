@@ -1,4 +1,7 @@
-"""Held-out queries: some to fit on, the others to say when to stop."""
+"""Held-out queries: some to fit on, the others to judge the fit.
+
+Axes: B queries.
+"""
 
 import numpy as np
 import torch
@@ -24,6 +27,14 @@ def fit_and_stop_rows(
     fit, stop = train_test_split(rows, test_size=n_stop, random_state=seed, stratify=stratify)
     fit = np.concatenate([fit, np.flatnonzero(single)])
     return torch.from_numpy(np.sort(fit)), torch.from_numpy(np.sort(stop))
+
+
+def query_folds(labels: Int[np.ndarray, " B"], n_folds: int, *, seed: int) -> Int[np.ndarray, " B"]:
+    """Return a fold for each query; a class is spread over the folds as evenly as it can be."""
+    order = np.lexsort((np.random.default_rng(seed).random(len(labels)), labels))
+    folds = np.empty(len(labels), dtype=np.int64)
+    folds[order] = np.arange(len(labels)) % n_folds
+    return folds
 
 
 def latest_good_epoch(losses: Float[Tensor, "epochs S"]) -> int:

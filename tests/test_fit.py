@@ -301,7 +301,8 @@ def test_a_noise_augmented_fit_makes_each_view_once(make_blobs, monkeypatch):
         MemoryBank, "view_of", lambda bank, labels: made.append(1) or whole(bank, labels)
     )
     fitted(blobs, fitting=replace(QUICK, fit_noise_max=0.3))
-    assert len(made) <= 48 + 3 + 1  # the pool, the judges, and the memory's own
+    # The pool, the judges of the trial and of the folds, and the memory's own.
+    assert len(made) <= 48 + 3 + 3 + 1
 
 
 def test_forward_correction_recovers_calibrated_probabilities(make_blobs):

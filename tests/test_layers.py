@@ -18,7 +18,7 @@ ORDER = """
     linear afmp backbones embed
     blas index neighbours bankfile rowbank memory
     posterior parts attention classify baselines explain
-    losses noisy queries holdout fit
+    losses noisy queries holdout unseen fit
     muon schedules optim checkpoint parallel afmptrain selfmemory objectives stage1 trained train
     runs views
     plot report studies

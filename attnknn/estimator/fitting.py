@@ -22,8 +22,8 @@ from attnknn.estimator.learning import (
     Queries,
     blank_attention,
     learn,
-    query_folds,
 )
+from attnknn.holdout import query_folds
 from attnknn.measure import negative_log_likelihood
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
@@ -149,7 +149,8 @@ def fit_all(data: Data, plan: Plan) -> Fitted:
     learned = learn(
         tried.bank,
         Queries(tried.neighbours, data.labels[tried.query_ids], weights),
-        fitting=FittingConfig(fit_batch_size=_batch_size(len(tried.query_ids))),
+        # The queries that no attention has seen set a calibration of their own: no folds.
+        fitting=FittingConfig(fit_batch_size=_batch_size(len(tried.query_ids)), fit_folds=0),
         label_noise=plan.label_noise,
         seed=plan.seed,
         progress=plan.progress,

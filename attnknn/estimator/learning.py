@@ -20,6 +20,7 @@ from attnknn.calibrate import Calibration, apply_calibration, fit_floor_and_temp
 from attnknn.classify import Attention, normalised
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.fit import PREPARED_CELLS, fit_on_neighbours
+from attnknn.holdout import query_folds
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
 
@@ -198,14 +199,6 @@ def _fold_parts(
     return [
         (np.flatnonzero(folds != fold), np.flatnonzero(folds == fold)) for fold in range(n_fits)
     ]
-
-
-def query_folds(labels: Int[np.ndarray, " B"], n_folds: int, *, seed: int) -> Int[np.ndarray, " B"]:
-    """Return a fold for each query; a class is spread over the folds as evenly as it can be."""
-    order = np.lexsort((np.random.default_rng(seed).random(len(labels)), labels))
-    folds = np.empty(len(labels), dtype=np.int64)
-    folds[order] = np.arange(len(labels)) % n_folds
-    return folds
 
 
 def label_noise_rate(probs: Float[np.ndarray, "B C"], labels: Int[np.ndarray, " B"]) -> float:

@@ -160,6 +160,7 @@ def _predict_variant(
         fitting=replace(run.config.fitting, fit_epochs=epochs),
         seed=1000 * repeat + run.config.seed,
         n_epochs=epochs,
+        temperature=1.0,  # the same for every form: what is compared is the fits alone
     )
     return predict(fitted.method, found.test)
 

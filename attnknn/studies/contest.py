@@ -81,7 +81,8 @@ def refit(
     """Return the run's kind of attention, fitted anew on the held-out queries of a search.
 
     Args:
-        run: Its attention settings, and how many epochs its own fit found to be good.
+        run: Its attention settings, and what its own fit found out: how many epochs are good, and
+            how much too sure of itself a fit is.
         bank: The memory that votes.
         found: The held-out queries' neighbours there.
         fitting: Other settings of the fit than the run's.
@@ -101,6 +102,7 @@ def refit(
         seed=run.config.seed,
         weights=weights,
         n_epochs=n_epochs,
+        temperature=float(run.attention.last_temperature),
     )
 
 

@@ -106,6 +106,7 @@ class Case:
             fitting=fitting,
             seed=self.run.config.seed,
             n_epochs=self.epochs,
+            temperature=1.0,
         )
         return fitted.method
 
