@@ -7,7 +7,7 @@ rows to tune on. Everything here chooses by negative log-likelihood.
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ from attnknn.neighbours import Neighbours
 from attnknn.parts import euclidean_distances
 from attnknn.transition import LabelError, observed_nll
 
-KS = (1, 3, 5, 10, 20, 50, 100, 200)
+KS = (1, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
 DISTANCE_TEMPERATURES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 SQUARED_TEMPERATURES = (0.003, 0.01, 0.05, 0.2)
 PROTOTYPE_SCALES = (5.0, 10.0, 20.0, 40.0)
 PRIOR_STRENGTHS = (0.0, 0.5, 1.0)
 ADAPTIVE_THRESHOLDS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-ROUGHLY = 1e-5  # by how much the NLL of a setting may be off before the final calibration
+# Before the final calibration the NLL of a setting may be off a little, and one start will do.
+ROUGHLY = {"tolerance": 1e-5, "floor_starts": (1e-2,)}
 BASELINES = ("uniform", "distance", "prototypes")
 # Of use only where the classes of the memory differ in size.
 IMBALANCE_BASELINES = ("prior-corrected",)
@@ -152,7 +153,7 @@ def fit_method(
         some = np.linspace(0, len(labels) - 1, n_judges).round().astype(np.int64)
         few = options | {"weights": None if weights is None else weights[some]}
         part = neighbours.of_queries(torch.from_numpy(some))
-        rough = [calibrate(m, part, labels[some], tolerance=ROUGHLY, **few) for m in methods]
+        rough = [calibrate(m, part, labels[some], **ROUGHLY, **few) for m in methods]
         methods = [each.method for each in sorted(rough, key=lambda each: each.nll)[:FINALISTS]]
     fitted = (calibrate(each, neighbours, labels, **options) for each in methods)
     return min(fitted, key=lambda each: each.nll)
@@ -165,12 +166,15 @@ def calibrate(
     *,
     label_error: LabelError = 0.0,
     weights: Float[np.ndarray, " B"] | None = None,
-    tolerance: float = 1e-13,
+    **search: Any,
 ) -> FittedMethod:
-    """Return ``method`` with the floor and temperature that suit the held-out queries best."""
+    """Return ``method`` with the floor and temperature that suit the held-out queries best.
+
+    ``search`` says how carefully to look for them; see ``fit_floor_and_temperature``.
+    """
     votes = normalised(method.votes(neighbours))
     options = {"label_error": label_error, "weights": weights}
-    calibration = fit_floor_and_temperature(votes, labels, tolerance=tolerance, **options)
+    calibration = fit_floor_and_temperature(votes, labels, **options, **search)
     nll = observed_nll(apply_calibration(votes, calibration), labels, **options)
     return FittedMethod(method, calibration, nll)
 

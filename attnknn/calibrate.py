@@ -4,6 +4,7 @@ Axes: N rows, C classes. Everything is fitted on rows that neither trained the m
 and is exact and deterministic: no learning rate, no random start.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from attnknn.transition import LabelError, label_chances
 # then cost everything; 0.1 keeps every probability above zero.
 TEMPERATURE_LIMITS = (0.1, 100.0)
 FLOOR_LIMITS = (1e-6, 0.9)
+FLOOR_STARTS = (1e-4, 1e-2, 0.2)
 CONFORMAL_SCORES = ("aps", "lac")
 
 
@@ -108,11 +110,12 @@ def fit_floor_and_temperature(
     label_error: LabelError = 0.0,
     weights: Float[np.ndarray, "N"] | None = None,
     temperatures: tuple[float, float] = TEMPERATURE_LIMITS,
+    floor_starts: Sequence[float] = FLOOR_STARTS,
     tolerance: float = 1e-13,
 ) -> Calibration:
     """Return the floor and temperature that together minimise the negative log-likelihood.
 
-    Searched in logit floor and log temperature from three floors: a vote full of zeros and one
+    Searched in logit floor and log temperature from several floors: a vote full of zeros and one
     without any have different optima.
 
     Args:
@@ -122,6 +125,7 @@ def fit_floor_and_temperature(
             into labels; see ``attnknn.transition``.
         weights: How much each row counts; None counts all alike.
         temperatures: Smallest and largest temperature.
+        floor_starts: Floors to search from.
         tolerance: Gain below which a step is the last.
     """
     probs = check_probs(probs, labels)
@@ -129,7 +133,7 @@ def fit_floor_and_temperature(
     bounds = [tuple(logit(FLOOR_LIMITS)), tuple(np.log(temperatures))]
     settings = {"args": (probs, labels, chances, weights), "jac": True, "bounds": bounds}
     settings |= {"method": "L-BFGS-B", "options": {"ftol": tolerance, "gtol": 1e-9}}
-    starts = [(logit(floor), 0.0) for floor in (1e-4, 1e-2, 0.2)]
+    starts = [(logit(floor), 0.0) for floor in floor_starts]
     fits = [minimize(_floor_temperature_loss, start, **settings) for start in starts]
     best = min(fits, key=lambda fit: fit.fun)
     return Calibration(floor=float(expit(best.x[0])), temperature=float(np.exp(best.x[1])))

@@ -99,7 +99,7 @@ def memory_noise(
         rates: Shares of memory labels that are flipped.
         kinds: "symmetric" (to any other class) and "asymmetric" (to the next class).
         held_out: "clean" and "noisy" labels of the held-out queries.
-        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
         k_baseline: Neighbours of the untuned methods.
         progress: Show a progress bar.
     """

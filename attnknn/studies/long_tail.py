@@ -25,6 +25,7 @@ from attnknn.compare import compare_methods
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
 from attnknn.studies.contest import (
+    TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
     attention_at,
@@ -95,7 +96,7 @@ def memory_tail(
             ratios above its own are lowered to it.
         ratios: Rows of the last class over those of the first.
         held_out: "balanced", "long-tailed" and "reweighted" held-out queries.
-        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
         k_baseline: Neighbours of the untuned methods.
         progress: Show a progress bar.
     """
@@ -126,7 +127,7 @@ def level_predictions(
 ) -> dict[TailLevel, Predictions]:
     """Return test probabilities over one memory for each kind of held-out queries, one search."""
     bank = tailed_bank(run, ratio)
-    whole = search_bank(run, bank, max(k_eval, k_baseline))
+    whole = search_bank(run, bank, max(k_eval, k_baseline, TUNED_DEPTH))
     levels: dict[TailLevel, Predictions] = {}
     for name in held_out:
         if ratio == 1 and levels:  # nothing is dropped: all kinds are the same rows

@@ -62,7 +62,7 @@ def retrained_tail(
         base: The study of the memory alone. Its groups of classes and its kinds of held-out
             queries are used, and its balanced level begins the curves.
         runs: The runs of that study.
-        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
         k_baseline: Neighbours of the untuned methods.
         progress: Show a progress bar.
     """
@@ -70,7 +70,8 @@ def retrained_tail(
     rows, kept, sizes = [], {}, {}
     variants = load_variants(names, runs, fault="train_tail")
     for run in tqdm([*chain(*variants)], desc="retrained", disable=not progress, leave=False):
-        ratio, found = run.config.data.train_tail, search_run(run, max(k_eval, k_baseline))
+        depth = max(k_eval, k_baseline, TUNED_DEPTH)
+        ratio, found = run.config.data.train_tail, search_run(run, depth)
         sizes[ratio] = np.bincount(run.labels("train"), minlength=len(run.class_names))
         for level in (TailLevel(ratio, held_out) for held_out in levels):
             own = attention_at(run, found, k_eval) if level.held_out == "balanced" else None

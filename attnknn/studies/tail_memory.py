@@ -103,7 +103,7 @@ def memory_predictions(
         run: The run whose kind of attention is fitted.
         bank: The memory.
         whole: A search of it.
-        k_eval: Neighbours the attention weighs, and the most a tuned baseline may use.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
         k_baseline: Neighbours of the untuned methods.
         weights: How much each held-out query counts for every method that is fitted.
         attention: One that is already fitted on this memory and these queries.
@@ -113,8 +113,8 @@ def memory_predictions(
     plain = plain_methods(min(k_baseline, whole.test.k))
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     for name in (*BASELINES, *IMBALANCE_BASELINES):
-        fitted = fit_baseline(name, here.held_out, here.held_out_labels, weights=weights)
-        probs[f"{name} (tuned)"] = fitted.predict(here.test)
+        fitted = fit_baseline(name, whole.held_out, whole.held_out_labels, weights=weights)
+        probs[f"{name} (tuned)"] = fitted.predict(whole.test)
     return probs | {"attention": predict(attention, here.test)}
 
 
