@@ -399,6 +399,14 @@ def test_features_that_are_not_tried_alone_are_cancelled(runs):
         assert constant == (name in variants.CANCELLED), name
 
 
+def test_a_single_fit_of_one_training_is_not_judged(runs):
+    study = ablation.ablate(runs[:1], k_eval=7, epochs=1, repeats=1, extras=False, progress=False)
+    table = ablation.ablation_table(study, metrics=("nll",))
+    assert set(table["helps"]) == {ablation.ONE_FIT}
+    text = ablation.verdict(study)
+    assert ablation.ONE_FIT in text and "helps" not in text and "harms" not in text
+
+
 def test_ablation_table_and_verdict(runs):
     study = ablation.ablate(runs[:1], k_eval=7, epochs=2, repeats=2, progress=False)
     assert all(len(each) == 2 for each in study.probs.values())

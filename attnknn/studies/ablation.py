@@ -24,6 +24,8 @@ from attnknn.studies.contest import Neighbourhoods, search_run, tidy_measures
 from attnknn.studies.variants import CANCELLED, Variant, forms, variants
 from attnknn.trained import TrainedRun
 
+ONE_FIT = "not judged: a single fit"
+
 
 @dataclass(frozen=True)
 class Ablation:
@@ -96,7 +98,8 @@ def ablation_table(ablation: Ablation, *, metrics: Sequence[str] = ("nll", "ece"
     Returns:
         One row per variant and measure: ``group``, ``part``, ``reference``, ``metric``,
         ``difference``, ``low``, ``high``, ``p_holm``, ``verdict``, ``n_fits`` and ``helps``:
-        whether the part makes the measure better, worse, or no difference at this size.
+        whether the part makes the measure better, worse, or no difference at this size. The luck
+        of one fit is no smaller than what most parts change, so a single fit is not judged.
     """
     tables = []
     for reference in dict.fromkeys(each.reference for each in ablation.variants):
@@ -113,8 +116,10 @@ def ablation_table(ablation: Ablation, *, metrics: Sequence[str] = ("nll", "ece"
     table.insert(1, "part", [known[name].part for name in table["method"]])
     alone = table["group"] == "on"
     table = with_verdicts(table.assign(alone=alone), family=["alone", "metric"])
+    is_judged = table["n_seeds"].iloc[0] * ablation.n_fits > 1
     table["helps"] = [
-        _effect(group, found) for group, found in zip(table["group"], table["verdict"], strict=True)
+        _effect(group, found) if is_judged else ONE_FIT
+        for group, found in zip(table["group"], table["verdict"], strict=True)
     ]
     return table.drop(columns="alone")
 
@@ -134,7 +139,7 @@ def verdict(ablation: Ablation, *, metric: str = "nll") -> str:
             continue
         phrases = [
             f"{effect}: {', '.join(rows.loc[rows['helps'] == effect, 'part'])}"
-            for effect in ("helps", "harms", "no difference at this size", "undefined")
+            for effect in ("helps", "harms", "no difference at this size", "undefined", ONE_FIT)
             if (rows["helps"] == effect).any()
         ]
         lines.append(f"- {title}, {METRIC_NAMES[metric]}: {'; '.join(phrases)}.")
