@@ -5,7 +5,7 @@
     p       = (1 - gate) * vote + gate * prototype posterior
     p       = (1 - floor) * p + floor / C,  then p ** (1 / temperature), renormalised
     p       = p ** (1 / last temperature), renormalised
-    p       = (1 - 1e-6) * p + 1e-6 / C
+    p       = (1 - 1e-6) * p + 1e-6 / C, where floor and temperature are fitted
 
 mix, gate, floor and temperature are set anew for each query, from how clear its neighbourhood is.
 The last temperature is one number, of queries that the rest was not fitted on (``attnknn.unseen``).
@@ -16,6 +16,7 @@ Axes: B queries, K neighbours of each, D embedding width, C classes, H heads.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -27,7 +28,7 @@ from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 from attnknn.posterior import PrototypePosterior
 
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
-LEAST_SHARE = 1e-6  # what all classes share in any case: a fit may drive floor and temperature to 0
+LEAST_SHARE = 1e-6  # what all classes share in any case
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
 PROBS_BLOCK = 128  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 
@@ -157,7 +158,8 @@ class NeighbourAttention(nn.Module):
         """Return log probabilities with full support."""
         probs = vote(weights, evidence.neighbours)  # (B, C)
         if self.vote_settings is None:
-            return self._tempered(with_floor(probs, SUPPORT_FLOOR).log(), 1.0)
+            log_probs = with_floor(probs, SUPPORT_FLOOR).log()
+            return (log_probs / self.last_temperature).log_softmax(dim=-1)
         gate, floor, mix, log_temperature = self.vote_settings(evidence)
         if self.config.denoise:
             denoised = torch.einsum("bk,bkc->bc", weights, evidence.neighbours.histograms)
@@ -165,15 +167,16 @@ class NeighbourAttention(nn.Module):
         if self.config.prototype_gate:
             probs = (1 - gate) * probs + gate * evidence.prototype_posterior
         log_probs = with_floor(probs, floor).log()
-        return self._tempered(log_probs, log_temperature.exp())
-
-    def _tempered(
-        self, log_probs: Float[Tensor, "B C"], temperature: Float[Tensor, "B 1"] | float
-    ) -> Float[Tensor, "B C"]:
-        """Return log probabilities at the query's own and the last temperature, none at zero."""
-        tempered = (log_probs / (temperature * self.last_temperature)).log_softmax(dim=-1)
+        temperature = log_temperature.exp() * self.last_temperature
+        tempered = (log_probs / temperature).log_softmax(dim=-1)
+        # A fit may drive floor and temperature to zero: no class goes with them.
         least = tempered.new_tensor(math.log(LEAST_SHARE / tempered.shape[1]))
         return torch.logaddexp(tempered + math.log1p(-LEAST_SHARE), least)
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *rest: Any) -> None:
+        # Attentions that were saved before there was a last temperature have none.
+        state_dict.setdefault(f"{prefix}last_temperature", torch.ones(()))
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 def attention_entropy(weights: Float[Tensor, "B K"]) -> Float[Tensor, " B"]:

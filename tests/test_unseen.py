@@ -145,3 +145,12 @@ def test_no_class_falls_to_zero_however_sharp_the_vote(blobs):
     probs = attention(found).log_probs.exp()
     assert probs.min().item() == pytest.approx(1e-6 / 5, rel=1e-3)
     torch.testing.assert_close(probs.sum(dim=1), torch.ones(len(probs)))
+
+
+def test_an_attention_saved_without_a_last_temperature_can_be_loaded(blobs):
+    attention = NeighbourAttention(AttentionConfig(), dim=6, n_classes=5).eval()
+    state = {n: t for n, t in attention.state_dict().items() if n != "last_temperature"}
+    other = NeighbourAttention(AttentionConfig(), dim=6, n_classes=5).eval()
+    other.last_temperature.fill_(3.0)
+    other.load_state_dict(state)
+    assert other.last_temperature.item() == 1.0
