@@ -22,13 +22,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from attnknn.calibrate import LEAST_SHARE
 from attnknn.config import AttentionConfig
 from attnknn.neighbours import Neighbours
 from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 from attnknn.posterior import PrototypePosterior
 
 SUPPORT_FLOOR = 1e-3  # probability shared by all classes, the same for every method unless fitted
-LEAST_SHARE = 1e-6  # what all classes share in any case
 GATE_START, FLOOR_START, MIX_START = 0.27, 0.007, 0.5
 PROBS_BLOCK = 128  # queries a block: bounds the (block, K, C) histograms, and stays in the cache
 

@@ -21,11 +21,14 @@ from attnknn.transition import LabelError, label_chances
 TEMPERATURE_LIMITS = (0.1, 100.0)
 FLOOR_LIMITS = (1e-6, 0.9)
 FLOOR_STARTS = (1e-4, 1e-2, 0.2)
+# What all classes share in the end, the same for every fitted method: a floor and a temperature
+# near 0 would together leave nothing, and wrong labels may ask for both.
+LEAST_SHARE = 1e-6
 CONFORMAL_SCORES = ("aps", "lac")
 
 
 class Calibration(NamedTuple):
-    """A floor, then a temperature; see ``apply_calibration``."""
+    """A floor, then a temperature, then the least share; see ``apply_calibration``."""
 
     floor: float
     temperature: float
@@ -54,8 +57,9 @@ def apply_temperature(
 def apply_calibration(
     probs: Float[np.ndarray, "N C"], calibration: Calibration
 ) -> Float[np.ndarray, "N C"]:
-    """Return ``probs`` smoothed by the floor, then tempered."""
-    return apply_temperature(smooth(probs, calibration.floor), calibration.temperature)
+    """Return ``probs`` smoothed by the floor, then tempered; no class keeps less than its share."""
+    tempered = apply_temperature(smooth(probs, calibration.floor), calibration.temperature)
+    return smooth(tempered, LEAST_SHARE)
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> float:
@@ -148,31 +152,36 @@ def _floor_temperature_loss(
 ) -> tuple[float, np.ndarray]:
     """Return the mean negative log-likelihood and its slope in (logit floor, log temperature).
 
-    With scores s, probabilities p = softmax(s) and chances t of the observed label under each true
-    class, loss = -log sum(p t), and d loss / d s = p - p t / sum(p t): what the model says less
-    what it says once the label is known. Of a right label, that is p - one-hot.
+    With scores s, probabilities p = softmax(s), chances t of the observed label under each true
+    class (of a right label, 1 at it) and least share e, loss = -log((1 - e) sum(p t) + e mean(t)),
+    and d loss / d s = (1 - e) (p sum(p t) - p t) / exp(-loss).
     """
     floor, sharpness = expit(point[0]), np.exp(-point[1])
-    rows = np.arange(len(labels))
-    smoothed = (1 - floor) * probs + floor / probs.shape[1]  # (N, C)
+    n_rows, n_classes = probs.shape
+    rows = np.arange(n_rows)
+    smoothed = (1 - floor) * probs + floor / n_classes  # (N, C)
     log_smoothed = np.log(smoothed)
     scores = sharpness * log_smoothed
     scores -= scores.max(axis=1, keepdims=True)
     tempered = np.exp(scores)
-    total = tempered.sum(axis=1, keepdims=True)
-    tempered /= total  # (N, C)
+    tempered /= tempered.sum(axis=1, keepdims=True)  # (N, C)
 
     if chances is None:
-        losses, gaps = np.log(total[:, 0]) - scores[rows, labels], tempered
-        gaps[rows, labels] -= 1
+        of_label, mean_chance = tempered[rows, labels], 1 / n_classes
     else:
-        known = tempered * chances
-        observed = known.sum(axis=1, keepdims=True)
-        losses, gaps = -np.log(observed[:, 0]), tempered - known / observed
-    by_floor = (1 / probs.shape[1] - probs) / smoothed  # d log_smoothed / d floor
+        of_label, mean_chance = (tempered * chances).sum(axis=1), chances.mean(axis=1)
+    observed = (1 - LEAST_SHARE) * of_label + LEAST_SHARE * mean_chance
+    gaps = tempered * of_label[:, None]
+    if chances is None:
+        gaps[rows, labels] -= of_label
+    else:
+        gaps -= tempered * chances
+    gaps *= ((1 - LEAST_SHARE) / observed)[:, None]
+    by_floor = (1 / n_classes - probs) / smoothed  # d log_smoothed / d floor
     floor_slope = sharpness * (gaps * by_floor).sum(axis=1) * floor * (1 - floor)
     sharp_slope = -sharpness * (gaps * log_smoothed).sum(axis=1)
-    loss, *slope = np.average([losses, floor_slope, sharp_slope], axis=1, weights=weights)
+    values = [-np.log(observed), floor_slope, sharp_slope]
+    loss, *slope = np.average(values, axis=1, weights=weights)
     return float(loss), np.array(slope)
 
 

@@ -129,7 +129,7 @@ class FittingConfig:
     fit_lr: float = option(4e-3, low=0, open_low=True)
     fit_weight_decay: float = option(1e-2, low=0)
     fit_stop_share: float = option(0.2, low=0.01, high=0.9)
-    fit_folds: int = option(5, low=0)
+    fit_folds: int = option(4, low=0)
     fit_noise_max: float = option(0.0, low=0, high=0.9)
     fit_noisy_labels: bool = option(False)
     trust_neighbours: int = option(20, low=1)

@@ -331,3 +331,9 @@ def test_held_out_rows_that_are_all_right_leave_no_class_impossible():
     fitted = calibrate.fit_floor_and_temperature(probs, labels)
     calibrated = calibrate.apply_calibration(probs, fitted)
     assert measure.negative_log_likelihood(calibrated, labels[::-1]) < 1000
+
+
+def test_no_class_keeps_less_than_the_least_share():
+    probs = np.array([[1.0, 0.0, 0.0, 0.0]])
+    sharp = calibrate.apply_calibration(probs, calibrate.Calibration(1e-6, 0.1))
+    np.testing.assert_allclose(sharp, [[1 - 0.75e-6, 0.25e-6, 0.25e-6, 0.25e-6]], rtol=1e-6)
