@@ -32,6 +32,7 @@ MEMORY_NOTES = {
     "peak_mb": "the whole process at its peak; the attention's libraries (torch, faiss) count",
     "beyond_imports_mb": "data, model and prediction: the peak less what the process holds once "
     "everything is imported and used on a few rows",
+    "of_model_mb": "model, queries and prediction, once the caller has let go of the training rows",
     "of_prediction_mb": "the prediction alone: the peak less what data and model hold before it",
 }
 

@@ -262,16 +262,27 @@ def test_a_fast_search_that_misses_rows_is_no_row():
 
 def test_memory_ratios_by_hand():
     memory = {
-        "attention": {"peak_mb": 900.0, "beyond_imports_mb": 280.0, "of_prediction_mb": 30.0},
-        "brute": {"peak_mb": 500.0, "beyond_imports_mb": 200.0, "of_prediction_mb": 60.0},
+        "attention": {
+            "peak_mb": 900.0,
+            "beyond_imports_mb": 280.0,
+            "of_model_mb": 120.0,
+            "of_prediction_mb": 30.0,
+        },
+        "brute": {
+            "peak_mb": 500.0,
+            "beyond_imports_mb": 200.0,
+            "of_model_mb": 100.0,
+            "of_prediction_mb": 60.0,
+        },
     }
     found = memory_ratios(memory)
     assert {kind: row["ratio"] for kind, row in found.items()} == {
         "peak_mb": 1.8,
         "beyond_imports_mb": 1.4,
+        "of_model_mb": 1.2,
         "of_prediction_mb": 0.5,
     }
-    assert [row["reached"] for row in found.values()] == [False, True, True]
+    assert [row["reached"] for row in found.values()] == [False, True, True, True]
     memory["brute"]["of_prediction_mb"] = 0.2
     tiny = memory_ratios(memory)["of_prediction_mb"]
     assert tiny["ratio"] is None and tiny["reached"] is None
