@@ -65,10 +65,10 @@ def judged(*verdicts):
 @pytest.mark.parametrize(
     ("verdicts", "ours", "narrative", "experiment_7"),
     [
-        ((CONFIRMED, REFUTED), "partially validated", CONFIRMED, REFUTED),
-        ((PARTLY, NOT_DECIDED), "partially validated", CONFIRMED, REFUTED),
-        ((REFUTED, REFUTED, NOT_DECIDED), "not supported", REFUTED, CONFIRMED),
-        ((CONFIRMED, CONFIRMED, NOT_DECIDED), "validated", REFUTED, REFUTED),
+        ((CONFIRMED,) * 5 + (REFUTED,), "partially validated", CONFIRMED, REFUTED),
+        ((PARTLY,) * 6 + (NOT_DECIDED,), "partially validated", CONFIRMED, REFUTED),
+        ((REFUTED,) * 6 + (NOT_DECIDED,), "not supported", REFUTED, CONFIRMED),
+        ((CONFIRMED,) * 7 + (NOT_DECIDED,), "validated", REFUTED, REFUTED),
     ],
 )
 def test_the_summary_follows_from_the_verdicts(verdicts, ours, narrative, experiment_7):
@@ -76,6 +76,18 @@ def test_the_summary_follows_from_the_verdicts(verdicts, ours, narrative, experi
     assert f"the hypothesis is {ours}:" in line
     assert f'"partially validated" (the narrative) is {narrative}' in line
     assert f'"not supported" (experiment 7) is {experiment_7}' in line
+
+
+@pytest.mark.parametrize(
+    "verdicts",
+    [(CONFIRMED,), (CONFIRMED, REFUTED), (PARTLY,) * 5, (REFUTED,) * 5 + (NOT_DECIDED,) * 3],
+)
+def test_a_part_of_the_claims_does_not_judge_the_whole(verdicts):
+    line = claims.summary(judged(*verdicts))
+    decided = sum(verdict != NOT_DECIDED for verdict in verdicts)
+    assert "Too few are measured and decided to judge the hypothesis" in line
+    assert f"({decided}, at least 6 are needed)" in line
+    assert "the hypothesis is" not in line and '"' not in line
 
 
 def test_a_summary_of_nothing_says_so():

@@ -12,7 +12,7 @@ import pandas as pd
 
 from attnknn.files import write_text
 from attnknn.report.markup import to_markdown
-from attnknn.studies import judges, judges_cost, judges_stress
+from attnknn.studies import judges, judges_cost, judges_stress, published
 from attnknn.studies.judging import (
     CONFIRMED,
     INTERVAL,
@@ -42,6 +42,8 @@ BASES = {
 }
 # Three summaries, of which the original study published two.
 VALIDATED, PARTIALLY, UNSUPPORTED = "validated", "partially validated", "not supported"
+# A hypothesis is the sum of its claims: all of them but a few must be decided to judge it.
+MAY_BE_OPEN = 2
 
 
 class Claim(NamedTuple):
@@ -87,10 +89,16 @@ def summary(table: pd.DataFrame) -> str:
     verdicts = list(table.loc[is_core, "verdict"])
     order = (CONFIRMED, PARTLY, REFUTED, NOT_DECIDED, NOT_MEASURED)
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in order if name in verdicts)
-    decided = {name for name in verdicts if name in (CONFIRMED, PARTLY, REFUTED)}
+    decided = [name for name in verdicts if name in (CONFIRMED, PARTLY, REFUTED)]
     start = f"**Summary.** Of the {len(verdicts)} claims that make up the hypothesis: {counts}."
     if not decided:
         return f"{start} Nothing is decided, nor are the published summaries."
+    needed = len(verdicts) - MAY_BE_OPEN
+    if len(decided) < needed:
+        return (
+            f"{start} Too few are measured and decided to judge the hypothesis or the published "
+            f"summaries of it ({len(decided)}, at least {needed} are needed)."
+        )
     found = {frozenset([CONFIRMED]): VALIDATED, frozenset([REFUTED]): UNSUPPORTED}
     ours = found.get(frozenset(decided), PARTIALLY)
     said = "; ".join(
@@ -153,7 +161,7 @@ CLAIMS = [
         judges_stress.judge_noise_accuracy,
     ),
     Claim(
-        "A long tail of 1:100 costs about one point",
+        f"A long tail of 1:100 costs no more than {100 * published.tail_loss():.1f} points",
         "05",
         judges_stress.judge_long_tail,
         is_core=True,

@@ -72,13 +72,27 @@ class Tables:
 
 
 def decide(supports: Iterable[bool], opposes: Iterable[bool]) -> str:
-    """Judge a claim that must hold against every rival: where it was shown, where its opposite."""
+    """Judge a claim that must hold against every rival: where it was shown, where its opposite.
+
+    Shown against some rivals and not against others, it holds in part, even where its opposite was
+    shown against those others.
+    """
     supports = list(supports)
     if all(supports):
         return CONFIRMED
-    if any(opposes):
-        return REFUTED
-    return PARTLY if any(supports) else NOT_DECIDED
+    if any(supports):
+        return PARTLY
+    return REFUTED if any(opposes) else NOT_DECIDED
+
+
+def tempered(published: str, others: Iterable[str]) -> str:
+    """Temper what the published setting confirms by other settings: it must hold there too.
+
+    A claim that fails where it was published is not saved by settings that were not.
+    """
+    others = list(others)
+    holds = all(verdict == CONFIRMED for verdict in others)
+    return PARTLY if published == CONFIRMED and not holds else published
 
 
 def with_width(rows: pd.DataFrame) -> pd.DataFrame:
