@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from attnknn.families import in_families
+
 CONFIRMED, PARTLY, REFUTED = "confirmed", "partly", "refuted"
 NOT_DECIDED = "not decided at this size"
 NOT_MEASURED = "not measured in this run"
@@ -56,6 +58,8 @@ class Tables:
         if not path.is_file():
             raise MissingTableError(f"{notebook}/{name}.csv")
         table = pd.read_csv(path)
+        if "p_value" in table and name == "comparison":
+            table = in_families(table)  # a table may be older than the families
         allowed = {key: each if isinstance(each, tuple) else (each,) for key, each in where.items()}
         for column, values in allowed.items():
             table = table[table[column].isin(values)]
