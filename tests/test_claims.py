@@ -52,6 +52,28 @@ def test_the_file_names_the_run_every_claim_and_every_basis(tmp_path):
     assert last.startswith("**Summary.**") and "1 confirmed, 7 not measured in this run" in last
 
 
+def test_claims_are_judged_anew_by_a_command(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    save_comparison(run)
+    claims.main([str(run)])
+    written = (run / "claims.md").read_text()
+    assert "| Attention improves calibration | confirmed |" in written
+    with pytest.raises(SystemExit):
+        claims.main([str(run), str(tmp_path / "absent")])
+    assert "must hold the tables of studies" in capsys.readouterr().err
+
+
+def test_saved_comparisons_are_judged_by_families(tmp_path):
+    # Saved with a correction over 20 methods, of which 2 are votes of one view.
+    save_comparison(tmp_path)
+    path = tmp_path / "02_main_results" / "comparison.csv"
+    old = {"p_value": 0.02, "p_holm": 0.4, "level": 0.95, "verdict": "no difference at this size"}
+    pd.read_csv(path).assign(**old).to_csv(path, index=False)
+    table = claims.judge_claims(tmp_path).set_index("claim")
+    assert table.loc["Attention improves calibration", "verdict"] == CONFIRMED
+
+
 def judged(*verdicts):
     """Return a table in which the core claims have these verdicts, then none, and others hold."""
     core = iter(verdicts)

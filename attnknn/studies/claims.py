@@ -2,9 +2,12 @@
 
 Verdicts are computed from the tables that the studies save; a claim whose study has not been run
 says so. Nothing is typed in but the claims themselves.
+
+    python -m attnknn.studies.claims results/cifar10 ...    # judges anew; runs no study
 """
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +34,9 @@ from attnknn.studies.judging import (
 )
 
 BASES = {
-    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the methods; a "
-    "claimed size is excluded by the 95 % interval, which is not corrected",
+    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the "
+    "rivals of a kind (votes of one view; all others); a claimed size is excluded by the 95 % "
+    "interval, which is not corrected",
     INTERVAL: "the 95 % interval of such a difference, not corrected, against the bound or margin "
     "that the evidence names",
     MEANS: "means over seeds against the threshold that the evidence names, without a test",
@@ -204,3 +208,19 @@ CLAIMS = [
         ),
     ),
 ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``claims.md`` anew into the folders of runs, from the tables that are saved there."""
+    parser = argparse.ArgumentParser(description="Judge the published claims by saved tables.")
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, as results/cifar10")
+    folders = parser.parse_args(arguments).folders
+    for folder in folders:
+        if not any(folder.glob("*/*.csv")):
+            parser.error(f"folders must hold the tables of studies, got {folder}")
+    for folder in folders:
+        write_claims(folder)
+
+
+if __name__ == "__main__":
+    main()
