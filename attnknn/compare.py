@@ -239,7 +239,7 @@ def with_verdicts(table: pd.DataFrame, *, family: Sequence[str]) -> pd.DataFrame
         family: Columns that name a family; Holm corrects over all of its rows.
     """
     table = table.assign(p_holm=np.nan)
-    for _, p_values in table.groupby(list(family))["p_value"]:
+    for _, p_values in table.groupby(list(family), dropna=False)["p_value"]:
         table.loc[p_values.index, "p_holm"] = holm(p_values.to_numpy())
     return table.assign(verdict=[_verdict(row) for row in table.to_dict("records")])
 

@@ -52,6 +52,28 @@ def test_the_file_names_the_run_every_claim_and_every_basis(tmp_path):
     assert last.startswith("**Summary.**") and "1 confirmed, 7 not measured in this run" in last
 
 
+def test_claims_are_judged_anew_by_a_command(tmp_path, capsys):
+    run = tmp_path / "run"
+    run.mkdir()
+    save_comparison(run)
+    claims.main([str(run)])
+    written = (run / "claims.md").read_text()
+    assert "| Attention improves calibration | confirmed |" in written
+    with pytest.raises(SystemExit):
+        claims.main([str(run), str(tmp_path / "absent")])
+    assert "must hold the tables of studies" in capsys.readouterr().err
+
+
+def test_saved_comparisons_are_judged_by_families(tmp_path):
+    # Saved with a correction over 20 methods, of which 2 are votes of one view.
+    save_comparison(tmp_path)
+    path = tmp_path / "02_main_results" / "comparison.csv"
+    old = {"p_value": 0.02, "p_holm": 0.4, "level": 0.95, "verdict": "no difference at this size"}
+    pd.read_csv(path).assign(**old).to_csv(path, index=False)
+    table = claims.judge_claims(tmp_path).set_index("claim")
+    assert table.loc["Attention improves calibration", "verdict"] == CONFIRMED
+
+
 def judged(*verdicts):
     """Return a table in which the core claims have these verdicts, then none, and others hold."""
     core = iter(verdicts)
@@ -65,10 +87,10 @@ def judged(*verdicts):
 @pytest.mark.parametrize(
     ("verdicts", "ours", "narrative", "experiment_7"),
     [
-        ((CONFIRMED, REFUTED), "partially validated", CONFIRMED, REFUTED),
-        ((PARTLY, NOT_DECIDED), "partially validated", CONFIRMED, REFUTED),
-        ((REFUTED, REFUTED, NOT_DECIDED), "not supported", REFUTED, CONFIRMED),
-        ((CONFIRMED, CONFIRMED, NOT_DECIDED), "validated", REFUTED, REFUTED),
+        ((CONFIRMED,) * 5 + (REFUTED,), "partially validated", CONFIRMED, REFUTED),
+        ((PARTLY,) * 6 + (NOT_DECIDED,), "partially validated", CONFIRMED, REFUTED),
+        ((REFUTED,) * 6 + (NOT_DECIDED,), "not supported", REFUTED, CONFIRMED),
+        ((CONFIRMED,) * 7 + (NOT_DECIDED,), "validated", REFUTED, REFUTED),
     ],
 )
 def test_the_summary_follows_from_the_verdicts(verdicts, ours, narrative, experiment_7):
@@ -76,6 +98,18 @@ def test_the_summary_follows_from_the_verdicts(verdicts, ours, narrative, experi
     assert f"the hypothesis is {ours}:" in line
     assert f'"partially validated" (the narrative) is {narrative}' in line
     assert f'"not supported" (experiment 7) is {experiment_7}' in line
+
+
+@pytest.mark.parametrize(
+    "verdicts",
+    [(CONFIRMED,), (CONFIRMED, REFUTED), (PARTLY,) * 5, (REFUTED,) * 5 + (NOT_DECIDED,) * 3],
+)
+def test_a_part_of_the_claims_does_not_judge_the_whole(verdicts):
+    line = claims.summary(judged(*verdicts))
+    decided = sum(verdict != NOT_DECIDED for verdict in verdicts)
+    assert "Too few are measured and decided to judge the hypothesis" in line
+    assert f"({decided}, at least 6 are needed)" in line
+    assert "the hypothesis is" not in line and '"' not in line
 
 
 def test_a_summary_of_nothing_says_so():

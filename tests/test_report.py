@@ -235,7 +235,26 @@ def test_the_showcase_reads_saved_tables(tmp_path):
     (noise / "measures.csv").write_text(
         "\n".join(["kind,rate,held_out,method,metric,value", *rows])
     )
+    rows = [
+        f"{method},{metric},{gap},{p_value},0.95,old"
+        for method, metric, gap, p_value in (
+            ("uniform", "nll", 0.1, 0.001),
+            ("distance (tuned)", "nll", -0.1, 0.001),
+            ("uniform", "ece", 0.1, 0.3),
+            ("attention + TTA", "nll", -0.1, 0.001),
+        )
+    ]
+    (folder / "comparison.csv").write_text(
+        "\n".join(["method,metric,difference,p_value,level,verdict", *rows])
+    )
     section = showcase.results_section(tmp_path)
+    assert "- Iris: better than uniform in NLL; worse than distance (tuned) in NLL.\n" in section
+    (folder / "comparison.csv").write_text(
+        "method,metric,difference,p_value,level,verdict\nuniform,nll,0.1,0.3,0.95,old"
+    )
+    again = showcase.results_section(tmp_path)
+    assert "- Iris: no difference at this size in any of them." in again
+    assert "the held-out labels that all are fitted on are clean" in section
     assert section.index("| uniform | 90.00 | 0.6 | 0.0200 | 3 |") < section.index("| attention |")
     assert "| Iris | attention | 87.50 | 0.250 | 0.0321 |" in section and "odd" not in section
 

@@ -274,11 +274,14 @@ def test_a_fast_index_that_misses_is_not_called_good(study):
     assert "HNSW: not both faster than Flat IP and at a recall of 0.95" in efficiency.verdict(made)
 
 
-@pytest.mark.parametrize(("extra", "word"), [(0.2, "(under the"), (3.0, "(not under the")])
+@pytest.mark.parametrize(
+    ("extra", "word"), [(0.2, "(under the"), (0.7, "(not under the"), (3.0, "(not under the")]
+)
 def test_the_published_bound_is_decided(study, extra, word):
     over = study.overhead.assign(extra_ms=extra)
     made = efficiency.Efficiency(**(vars(study) | {"overhead": over}))
     assert efficiency.verdict(made).count(word) == 2
+    assert efficiency.verdict(made).count("the published 0.5 ms)") == 2
 
 
 def test_a_busy_machine_is_named(study):

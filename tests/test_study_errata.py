@@ -225,7 +225,8 @@ def test_the_table_has_every_fault_in_every_measure(found):
         found.table.groupby("fault")["metric"].agg(set).map(lambda m: m == set(costs.METRICS)).all()
     )
     assert set(found.table["n_seeds"]) == {2}
-    assert set(found.table["effect"]) <= {*costs.EFFECTS.values(), costs.UNCLEAR}
+    known = {*costs.EFFECTS.values(), costs.UNCLEAR, costs.INFINITE, costs.UNDEFINED}
+    assert set(found.table["effect"]) <= known
 
 
 def test_the_printed_table_has_one_row_a_fault(found):
@@ -264,6 +265,87 @@ def test_effects_are_named_for_what_they_are():
         fault = replace(errata.FAULTS[0], misleads=misleads)
         table = costs.paired_cost(fault, [Pair(unsure, sure, labels)])
         assert table.set_index("metric").loc["nll", "effect"] == word
+
+
+def test_an_infinite_loss_is_no_small_difference():
+    # The faulty form gives the first row's class no probability; then both do; then the other.
+    never, sure = np.tile([0.9, 0.1], (60, 1)), np.tile([0.8, 0.2], (60, 1))
+    never[0] = [0.0, 1.0]
+    labels = np.zeros(60, dtype=np.int64)
+    expected = {
+        "infinite": (never, sure, "infinite", "It makes NLL infinite."),
+        "undefined": (never, never, "undefined", "It makes NLL undefined."),
+        "less": (sure, never, "minus infinite", "It makes NLL undefined (minus infinite)."),
+    }
+    for faulty, corrected, cell, sentence in expected.values():
+        table = costs.paired_cost(errata.FAULTS[0], [Pair(faulty, corrected, labels)])
+        rows = table[table["metric"] == "nll"]
+        assert costs.effect_sentence(rows) == sentence
+        printed = costs.cost_table(costs.Costs(table, {}, 0.0))
+        assert printed["NLL"].tolist() == [cell]
+        assert "nan" not in costs.verdict(costs.Costs(table, {}, 0.0))
+
+
+def test_the_interval_of_halves_by_hand():
+    # Splits of (0, 2), (1, 3) and (2, 4) halves have the means 1, 2 and 3: spread 1 over n = 3,
+    # t(0.975, 2) = 4.30265, times the root of 1 / 3 + 1.
+    found = costs.halves_interval(pd.Series([0.0, 2.0, 1.0, 3.0, 2.0, 4.0]))
+    half = 4.302653 * np.sqrt(4 / 3)
+    assert found.mean == 2.0 and found.n == 3
+    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), abs=1e-5)
+    # More splits of the same rows are no more rows: it stays wider than 1.96 spreads.
+    many = costs.halves_interval(pd.Series([0.0, 2.0, 1.0, 3.0, 2.0, 4.0] * 500))
+    assert many.high - many.low > 2 * 1.96 * np.sqrt(2 / 3)
+
+
+def test_a_choice_that_only_now_and_then_differs_is_not_shown_to_flatter():
+    # By construction no half is below 0, and most are 0: the range of the halves starts at 0.
+    gaps = pd.Series([0.0] * 36 + [0.01] * 4)
+    found = costs.halves_interval(gaps)
+    assert gaps.quantile(0.025) == 0 < found.mean
+    assert costs._selection_effect(found, "accuracy") == costs.UNCLEAR
+    always = costs.halves_interval(pd.Series([0.01, 0.012] * 10 + [0.011, 0.013] * 10))
+    assert costs._selection_effect(always, "accuracy") == "looks better than it is"
+    assert costs._selection_effect(always, "nll") == "looks worse than it is"
+
+
+def test_the_printed_selection_says_what_its_interval_covers(found):
+    assert "interval: of the mean over halves" in costs.SELECTION_ROWS
+    assert "mean over random halves" in costs.CAPTION
+    assert "95 % interval of the mean over halves" in costs.verdict(found)
+
+
+def test_infinite_costs_are_marked_in_the_figure():
+    rows = [
+        {"fault": f"fault {i}", "metric": "nll", "difference": each, "low": np.nan, "high": np.nan}
+        | {"effect": "infinite", "misleads": False}
+        for i, each in enumerate((np.inf, -np.inf, np.nan))
+    ]
+    figure = figures.cost_forest(pd.DataFrame(rows))
+    ax = figure.axes[0]
+    assert [text.get_text() for text in ax.texts] == ["infinite", "infinite", "undefined"]
+    assert [line.get_marker() for line in ax.lines[:3]] == [">", "<", "x"]
+    places = [float(line.get_xdata()[0]) for line in ax.lines[:3]]
+    assert places[0] > 0.9 and places[1] < 0.1  # shares of the axis
+    plt.close("all")
+
+
+def test_ticks_of_costs_lie_among_the_costs():
+    assert figures._steps(0.1, 0.7) == pytest.approx([0.1, 0.2, 0.5])
+    assert figures._labelled([0.1, 0.2, 0.5]) == [0.1, 0.5]
+    assert figures._labelled([0.1, 0.2]) == [0.2]  # no room for 0.1 beside it
+    assert figures._labelled([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]) == [0.01, 0.1, 2.0]
+    assert figures._labelled([1.0]) == [1.0]
+    row = {"fault": "one", "metric": "nll", "difference": 0.44, "low": 0.4, "high": 0.45}
+    figure = figures.cost_forest(pd.DataFrame([row | {"effect": "worse", "misleads": False}]))
+    ax = figure.axes[0]
+    assert {0.2, 0.5} <= set(ax.get_xticks().round(6))
+    figure.canvas.draw()
+    assert [label.get_text() for label in ax.get_xticklabels() if label.get_text()] == (
+        ["-0.5", "-0.1", "0", "0.1", "0.5"]
+    )
+    assert ax.get_xlabel() == "logarithmic beyond ±0.1"
+    plt.close("all")
 
 
 def test_the_forest_is_drawn(found):

@@ -27,7 +27,8 @@ def cost_forest(table: pd.DataFrame) -> Figure:
     """Draw faulty minus corrected, one row a fault, one panel a measure.
 
     Filled dots hold after the correction for many looks, hollow ones do not; the shaded side is
-    the better one, so a dot in it flatters, or helps.
+    the better one, so a dot in it flatters, or helps. An arrow at the edge is an infinite
+    difference, a cross one that is not defined.
 
     Args:
         table: Columns ``fault``, ``metric``, ``difference``, ``low``, ``high``, ``effect`` and
@@ -56,6 +57,8 @@ def cost_forest(table: pd.DataFrame) -> Figure:
 def _draw(ax: Axes, row: dict, level: int, scale: float) -> None:
     colour = _MISLEAD if row["misleads"] else _HARM
     is_clear = row["effect"] != "no difference at this size"
+    if not np.isfinite(row["difference"]):
+        return _draw_not_finite(ax, row["difference"], level, colour)
     limits = scale * row["low"], scale * row["high"]
     if np.isfinite(limits).all():
         ax.plot(limits, [level, level], color=colour, linewidth=1.1)
@@ -70,20 +73,50 @@ def _draw(ax: Axes, row: dict, level: int, scale: float) -> None:
     )
 
 
+def _draw_not_finite(ax: Axes, difference: float, level: int, colour: str) -> None:
+    """Mark an infinite difference by an arrow at the edge, an undefined one by a cross, in words.
+
+    Places are shares of the axis: no finite one is right.
+    """
+    place, marker, word, side = {
+        np.inf: (0.97, ">", "infinite", "right"),
+        -np.inf: (0.03, "<", "infinite", "left"),
+    }.get(difference, (0.53, "x", "undefined", "left"))
+    where = ax.get_yaxis_transform()
+    ax.plot([place], [level], marker, color=colour, markersize=5, transform=where, clip_on=False)
+    shift = -0.05 if side == "right" else 0.05
+    ax.text(place + shift, level, word, ha=side, va="center", fontsize=6.5, transform=where)
+
+
+def _steps(linear: float, limit: float) -> list[float]:
+    """Return the ticks of one side: 1, 2 and 5 times the powers of ten, up to the limit."""
+    steps = [linear * 10**power * factor for power in range(6) for factor in (1, 2, 5)]
+    return [step for step in steps if step <= limit]
+
+
+def _labelled(steps: list[float]) -> list[float]:
+    """Return the ticks of one side that have room for a number: the last, and far powers of ten."""
+    return [*(step for step in steps[::3] if 4.9 * step <= steps[-1]), steps[-1]]
+
+
 def _finish(ax: Axes, metric: str, rows: pd.DataFrame) -> None:
     linear = _LINEAR_TO.get(metric, 0.1)
     scale = metric_scale(metric)
     values = scale * rows[["difference", "low", "high"]].to_numpy()
-    limit = 1.6 * max(linear, np.nanmax(np.abs(values[np.isfinite(values)])))
+    limit = 1.6 * max([linear, *np.abs(values[np.isfinite(values)])])
     ax.set_xscale("symlog", linthresh=linear, linscale=0.8)
     ax.set_xlim(-limit, limit)
-    steps = [linear * 10**power for power in range(6) if linear * 10**power <= limit]
+    steps = _steps(linear, limit)
     ax.xaxis.set_major_locator(FixedLocator([*(-step for step in steps[::-1]), 0, *steps]))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    shown = {0.0, *_labelled(steps)}
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda value, _: f"{value:g}" if abs(value) in shown else "")
+    )
     ax.axvline(0, color=INK, linewidth=0.6)
     ax.axvspan(0, limit if metric in HIGHER_IS_BETTER else -limit, color="#eef4f8", zorder=0, lw=0)
     ax.set_title(metric_label(metric, arrow=True).replace("(%)", "(points)"))
+    ax.set_xlabel(f"logarithmic beyond ±{linear:g}", fontsize=7)
     quiet_grid(ax, "x")
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)

@@ -13,9 +13,9 @@ from scipy.special import log_softmax, softmax
 from attnknn.afmptrain import AblationRun, embed_features
 from attnknn.calibrate import apply_temperature, fit_temperature
 from attnknn.classify import Attention, Uniform, predict
-from attnknn.compare import compare_methods
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.data import Splits
+from attnknn.families import compare_in_families, standing
 from attnknn.fit import fit_on_neighbours
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
@@ -26,7 +26,6 @@ from attnknn.studies.contest import (
     TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
-    standing,
     tidy_measures,
     tuned_baselines,
 )
@@ -107,13 +106,13 @@ def _readout(run: AblationRun, splits: Splits) -> Predictions:
 
 def knn_table(head: KNNHead) -> DisplayTable:
     """Return methods against measures; bold where the best beats tuned distance weights."""
-    rival = compare_methods(head.probs, head.labels, "distance (tuned)", metrics=METRICS)
+    rival = compare_in_families(head.probs, head.labels, "distance (tuned)", metrics=METRICS)
     return pivot_mean_interval(head.table, comparison=rival)
 
 
 def knn_sentence(head: KNNHead) -> str:
     """Return, in Markdown, how attention fares on AFMP features against its rivals."""
-    table = compare_methods(head.probs, head.labels, "attention", metrics=("nll", "accuracy"))
+    table = compare_in_families(head.probs, head.labels, "attention", metrics=("nll", "accuracy"))
     table = table[table["method"].isin(RIVALS)]
     parts = [
         f"{METRIC_NAMES[metric]}: {standing(table[table['metric'] == metric])}"

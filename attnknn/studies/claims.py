@@ -2,9 +2,12 @@
 
 Verdicts are computed from the tables that the studies save; a claim whose study has not been run
 says so. Nothing is typed in but the claims themselves.
+
+    python -m attnknn.studies.claims results/cifar10 ...    # judges anew; runs no study
 """
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +15,7 @@ import pandas as pd
 
 from attnknn.files import write_text
 from attnknn.report.markup import to_markdown
-from attnknn.studies import judges, judges_cost, judges_stress
+from attnknn.studies import judges, judges_cost, judges_stress, published
 from attnknn.studies.judging import (
     CONFIRMED,
     INTERVAL,
@@ -31,8 +34,9 @@ from attnknn.studies.judging import (
 )
 
 BASES = {
-    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the methods; a "
-    "claimed size is excluded by the 95 % interval, which is not corrected",
+    PAIRED: "of differences on the same test rows, at 95 %, Holm-corrected over the "
+    "rivals of a kind (votes of one view; all others); a claimed size is excluded by the 95 % "
+    "interval, which is not corrected",
     INTERVAL: "the 95 % interval of such a difference, not corrected, against the bound or margin "
     "that the evidence names",
     MEANS: "means over seeds against the threshold that the evidence names, without a test",
@@ -42,6 +46,8 @@ BASES = {
 }
 # Three summaries, of which the original study published two.
 VALIDATED, PARTIALLY, UNSUPPORTED = "validated", "partially validated", "not supported"
+# A hypothesis is the sum of its claims: all of them but a few must be decided to judge it.
+MAY_BE_OPEN = 2
 
 
 class Claim(NamedTuple):
@@ -87,10 +93,16 @@ def summary(table: pd.DataFrame) -> str:
     verdicts = list(table.loc[is_core, "verdict"])
     order = (CONFIRMED, PARTLY, REFUTED, NOT_DECIDED, NOT_MEASURED)
     counts = ", ".join(f"{verdicts.count(name)} {name}" for name in order if name in verdicts)
-    decided = {name for name in verdicts if name in (CONFIRMED, PARTLY, REFUTED)}
+    decided = [name for name in verdicts if name in (CONFIRMED, PARTLY, REFUTED)]
     start = f"**Summary.** Of the {len(verdicts)} claims that make up the hypothesis: {counts}."
     if not decided:
         return f"{start} Nothing is decided, nor are the published summaries."
+    needed = len(verdicts) - MAY_BE_OPEN
+    if len(decided) < needed:
+        return (
+            f"{start} Too few are measured and decided to judge the hypothesis or the published "
+            f"summaries of it ({len(decided)}, at least {needed} are needed)."
+        )
     found = {frozenset([CONFIRMED]): VALIDATED, frozenset([REFUTED]): UNSUPPORTED}
     ours = found.get(frozenset(decided), PARTIALLY)
     said = "; ".join(
@@ -153,7 +165,7 @@ CLAIMS = [
         judges_stress.judge_noise_accuracy,
     ),
     Claim(
-        "A long tail of 1:100 costs about one point",
+        f"A long tail of 1:100 costs no more than {100 * published.tail_loss():.1f} points",
         "05",
         judges_stress.judge_long_tail,
         is_core=True,
@@ -196,3 +208,19 @@ CLAIMS = [
         ),
     ),
 ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write ``claims.md`` anew into the folders of runs, from the tables that are saved there."""
+    parser = argparse.ArgumentParser(description="Judge the published claims by saved tables.")
+    parser.add_argument("folders", nargs="+", type=Path, help="folders of runs, as results/cifar10")
+    folders = parser.parse_args(arguments).folders
+    for folder in folders:
+        if not any(folder.glob("*/*.csv")):
+            parser.error(f"folders must hold the tables of studies, got {folder}")
+    for folder in folders:
+        write_claims(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Int
 
 from attnknn.baselines import BASELINES, KS, FittedMethod, fit_baseline
@@ -151,24 +150,3 @@ def tidy_measures(
         for metric, value in summarise(table, labels).items()
         if metric in metrics
     ]
-
-
-def standing(table: pd.DataFrame) -> str:
-    """Say which rivals the attention beats, loses to, or cannot be told from.
-
-    Args:
-        table: Rows of ``compare_methods`` with the attention as the baseline, one measure.
-    """
-    # Rows are rivals minus attention: where a rival is worse, the attention is better.
-    words = {
-        "worse": "better than",
-        "better": "worse than",
-        "no difference at this size": "no difference at this size from",
-        "undefined": "cannot be compared with",
-    }
-    groups = [
-        f"{phrase} {', '.join(table.loc[table['verdict'] == found, 'method'])}"
-        for found, phrase in words.items()
-        if (table["verdict"] == found).any()
-    ]
-    return "; ".join(groups)

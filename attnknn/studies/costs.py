@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from attnknn.compare import compare_methods
+from attnknn.compare import Interval, compare_methods, mean_interval
 from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES
 from attnknn.studies.errata import FAULTS, Fault
 from attnknn.studies.errata_case import Case, Pair
@@ -16,6 +16,8 @@ from attnknn.trained import TrainedRun
 
 METRICS = ("accuracy", "nll", "ece")
 UNCLEAR = "no difference at this size"
+# A faulty vote may give a true class no probability at all: no interval, but no small matter.
+INFINITE, UNDEFINED = "infinite", "undefined"
 # What a better or a worse measure means for a fault that misleads, and for one that does harm.
 EFFECTS = {
     (True, "better"): "looks better than it is",
@@ -24,7 +26,12 @@ EFFECTS = {
     (False, "worse"): "worse",
 }
 SELECTION_WRONG = "Settings were chosen on the rows that were then reported (here by {criterion})."
-SELECTION_ROWS = "halves of the held-out rows"
+SELECTION_ROWS = "halves of the held-out rows (interval: of the mean over halves)"
+CAPTION = (
+    "What each published fault costs: faulty minus corrected with its interval, 95 % for all "
+    "faults together. Of a selection: the mean over random halves with its own 95 % interval, "
+    "which allows for halves that share rows."
+)
 
 
 @dataclass(frozen=True)
@@ -33,8 +40,8 @@ class Costs:
 
     Attributes:
         table: One row per fault and measure: ``fault``, ``wrong``, ``rows``, ``misleads``,
-            ``metric``, ``difference`` (faulty minus corrected), ``low``, ``high``, ``effect``,
-            ``n_rows`` and ``n_seeds``.
+            ``metric``, ``difference`` (faulty minus corrected), ``low``, ``high``, ``effect``
+            (``INFINITE`` or ``UNDEFINED`` where a loss is not finite), ``n_rows`` and ``n_seeds``.
         details: Fault to what else was measured, first seed.
         accuracy_noise: Half of the 95 % interval of one accuracy on these test rows.
     """
@@ -86,14 +93,21 @@ def paired_cost(fault: Fault, pairs: Sequence[Pair], *, level: float = 0.95) -> 
         "corrected": [pair.corrected for pair in pairs],
     }
     table = compare_methods(results, pairs[0].labels, "corrected", metrics=METRICS, level=level)
-    effects = [EFFECTS.get((fault.misleads, verdict), UNCLEAR) for verdict in table["verdict"]]
+    effects = [_effect(fault.misleads, row) for row in table.to_dict("records")]
     described = {"fault": fault.name, "wrong": fault.wrong, "rows": fault.rows}
     table = table.assign(**described, misleads=fault.misleads, effect=effects)
     return table[_COLUMNS]
 
 
+def _effect(misleads: bool, row: dict) -> str:
+    """Name what a paired difference shows; one that is not finite has a name of its own."""
+    if row["verdict"] == "undefined":
+        return INFINITE if row["difference"] == np.inf else UNDEFINED
+    return EFFECTS.get((misleads, row["verdict"]), UNCLEAR)
+
+
 def selection_cost(cases: Sequence[Case], criterion: str, n_halves: int) -> pd.DataFrame:
-    """Return what choosing on the reported rows adds; the interval holds 95 % of the halves."""
+    """Return what choosing on the reported rows adds, with the interval of its mean."""
     gaps = pd.concat(
         [
             selection_optimism(
@@ -106,7 +120,7 @@ def selection_cost(cases: Sequence[Case], criterion: str, n_halves: int) -> pd.D
             for case in cases
         ]
     )
-    name = METRIC_NAMES[criterion]
+    name, found = METRIC_NAMES[criterion], {each: halves_interval(gaps[each]) for each in METRICS}
     rows = [
         {
             "fault": f"selection by reported {name}",
@@ -114,10 +128,10 @@ def selection_cost(cases: Sequence[Case], criterion: str, n_halves: int) -> pd.D
             "rows": SELECTION_ROWS,
             "misleads": True,
             "metric": metric,
-            "difference": float(gaps[metric].mean()),
-            "low": float(gaps[metric].quantile(0.025)),
-            "high": float(gaps[metric].quantile(0.975)),
-            "effect": _selection_effect(gaps[metric], metric),
+            "difference": found[metric].mean,
+            "low": found[metric].low,
+            "high": found[metric].high,
+            "effect": _selection_effect(found[metric], metric),
             "n_rows": len(cases[0].found.held_out_labels) // 2,
             "n_seeds": len(cases),
         }
@@ -129,14 +143,37 @@ def selection_cost(cases: Sequence[Case], criterion: str, n_halves: int) -> pd.D
 _COLUMNS = "fault wrong rows misleads metric difference low high effect n_rows n_seeds".split()
 
 
-def _selection_effect(gaps: pd.Series, metric: str) -> str:
-    """Call an effect clear where 95 % of the halves do not contradict it, and some show it."""
-    gained = gaps if metric in HIGHER_IS_BETTER else -gaps
-    if gained.mean() > 0 and gained.quantile(0.025) >= 0:
+def halves_interval(gaps: pd.Series, *, level: float = 0.95) -> Interval:
+    """Return the mean over random splits with an interval that more splits cannot shrink to none.
+
+    The splits share their rows, so their spread over the root of their number would be far too
+    small. For halves, Nadeau and Bengio (2003) add 1 to 1 / n under the root; the two halves of a
+    split are averaged first.
+
+    Args:
+        gaps: One number a half, the two of a split next to each other.
+        level: Confidence of the interval.
+    """
+    values = gaps.to_numpy(dtype=np.float64).reshape(-1, 2)
+    with np.errstate(invalid="ignore"):  # infinite losses
+        splits = values.mean(axis=1)
+        found = mean_interval(splits, level=level)
+    half = (found.high - found.mean) * np.sqrt(1 + found.n)
+    return found._replace(low=float(found.mean - half), high=float(found.mean + half))
+
+
+def _selection_effect(found: Interval, metric: str) -> str:
+    """Call an effect clear where the interval of its mean excludes 0.
+
+    The own choice is the best on its own half by construction: that no half contradicts it says
+    nothing.
+    """
+    if not np.isfinite(found.mean):
+        return INFINITE if found.mean == np.inf else UNDEFINED
+    low, high = (found.low, found.high) if metric in HIGHER_IS_BETTER else (-found.high, -found.low)
+    if low > 0:
         return EFFECTS[True, "better"]
-    if gained.mean() < 0 and gained.quantile(0.975) <= 0:
-        return EFFECTS[True, "worse"]
-    return UNCLEAR
+    return EFFECTS[True, "worse"] if high < 0 else UNCLEAR
 
 
 def cost_table(costs: Costs) -> pd.DataFrame:
@@ -158,9 +195,10 @@ def verdict(costs: Costs) -> str:
     first = costs.table.iloc[0]
     note = (
         f"Faulty minus corrected, paired, intervals of 95 % over all faults together; "
-        f"{first['n_seeds']} seed(s). For selection: the range of 95 % of the halves. One accuracy "
-        f"on these test rows is uncertain by ±{100 * costs.accuracy_noise:.2f} points: smaller "
-        "differences between separate measurements, without a paired test, mean nothing."
+        f"{first['n_seeds']} seed(s). For selection: the 95 % interval of the mean over halves. "
+        f"One accuracy on these test rows is uncertain by ±{100 * costs.accuracy_noise:.2f} "
+        "points: smaller differences between separate measurements, without a paired test, mean "
+        "nothing."
     )
     return "\n".join([*lines, "", note])
 
@@ -171,7 +209,8 @@ def effect_sentence(rows: pd.DataFrame) -> str:
     if not clear:
         return "It makes no difference at this size."
     phrases = [
-        f"{METRIC_NAMES[row['metric']]} {row['effect'].replace('looks', 'look')} ({_cell(row)})"
+        f"{METRIC_NAMES[row['metric']]} {row['effect'].replace('looks', 'look')}"
+        + ("" if _cell(row) == row["effect"] else f" ({_cell(row)})")
         for row in clear
     ]
     return f"It makes {', '.join(phrases)}."
@@ -183,6 +222,8 @@ def _title(metric: str) -> str:
 
 
 def _cell(row: dict) -> str:
+    if not np.isfinite(row["difference"]):
+        return {np.inf: INFINITE, -np.inf: f"minus {INFINITE}"}.get(row["difference"], UNDEFINED)
     scale, digits = (100, 2) if row["metric"] in HIGHER_IS_BETTER else (1, 4)
     shown = [f"{scale * row[name]:+.{digits}f}" for name in ("difference", "low", "high")]
     return f"{shown[0]} [{shown[1]}, {shown[2]}]"

@@ -16,6 +16,7 @@ import torch
 from attnknn.index.load import faiss
 from attnknn.provenance import hardware
 from attnknn.studies.contenders import FLAT, ROOF, of_kind
+from attnknn.studies.judges_cost import PUBLISHED_ATTENTION_MS
 from attnknn.studies.scaling import index_scaling, many_rows, scaling_exponents
 from attnknn.studies.stages import overheads, stage_table, stage_times
 from attnknn.trained import TrainedRun
@@ -135,7 +136,9 @@ def scaling_table(study: Efficiency) -> pd.DataFrame:
     return wide.reset_index().rename_axis(columns=None)
 
 
-def verdict(study: Efficiency, *, limit_ms: float = 1.0, good_recall: float = 0.95) -> str:
+def verdict(
+    study: Efficiency, *, limit_ms: float = PUBLISHED_ATTENTION_MS, good_recall: float = 0.95
+) -> str:
     """Return, in Markdown, what was found, with the published claims decided by the figures.
 
     Args:

@@ -65,10 +65,15 @@ def _improvement(tables: Tables, metric: str) -> Judgement:
     if metric == "accuracy":
         # The low end of rival minus attention is the largest gain: below what was claimed?
         lost |= -with_width(rows)["low"] < CLAIMED_ACCURACY
-    shown = "; ".join(f"{row['method']} {difference(row)}" for row in rows.to_dict("records"))
-    return Judgement(
-        decide(won, lost), f"rival minus attention in {metric}: {shown} ({_size(rows)})", PAIRED
-    )
+    parts = []
+    for title, names in (("published", PLAIN), ("tuned", TUNED)):
+        own = rows["method"].isin(names)
+        if own.any():
+            each = rows[own].to_dict("records")
+            shown = "; ".join(f"{row['method']} {difference(row)}" for row in each)
+            parts.append(f"{title} rivals ({decide(won[own], lost[own])}): {shown}")
+    said = f"rival minus attention in {metric}, {'; '.join(parts)} ({_size(rows)})"
+    return Judgement(decide(won, lost), said, PAIRED)
 
 
 def difference(row: dict | pd.Series, digits: int = 4) -> str:
@@ -85,7 +90,9 @@ def judge_tta(tables: Tables) -> Judgement:
     """Decide whether test-time views improve likelihood and calibration about as published."""
     rows = tables.rows(MAIN, "comparison", method="attention + TTA", metric=("nll", "ece"))
     own = [tables.mean(MAIN, method="attention", metric=metric) for metric in rows["metric"]]
-    changes = rows[["difference", "low", "high"]].div(own, axis=0)
+    # Neither measure is ever negative, so none falls by more than all of it: a pivotal interval
+    # does not know that.
+    changes = rows[["difference", "low", "high"]].div(own, axis=0).clip(lower=-1.0)
     claimed = rows["metric"].map(published.tta_change()) * TTA_SHARE
     better, as_much = rows["verdict"] == "better", changes["difference"] <= claimed
     shown = ", ".join(

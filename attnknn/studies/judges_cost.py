@@ -33,28 +33,34 @@ THEORY_VERDICTS = {
 
 
 def judge_overhead(tables: Tables) -> Judgement:
-    """Decide whether attention costs less than published, asked one by one."""
+    """Decide whether attention costs less than published, asked one by one and in a batch."""
     return _below(tables, ("attention",), PUBLISHED_ATTENTION_MS, "attention adds")
 
 
 def judge_whole_overhead(tables: Tables) -> Judgement:
-    """Decide whether search, attention and vote cost less than published, asked one by one."""
+    """Decide whether search, attention and vote cost less than published, asked either way."""
     stages = ("search", "attention", "vote")
     return _below(tables, stages, PUBLISHED_WHOLE_MS, "search, attention and vote take")
 
 
 def _below(tables: Tables, stages: tuple[str, ...], limit: float, said: str) -> Judgement:
-    """Judge a time by the intervals of its stages' medians; their ends add up."""
+    """Judge a time by the intervals of its stages' medians; their ends add up.
+
+    Single queries decide; where those and a batch are on different sides of the limit, the claim
+    holds in part.
+    """
     where = {"method": "attention", "stage": stages}
     single, batched = (
-        tables.rows(EFFICIENCY, "stages", batch=batch, **where)[["value", "low", "high"]]
+        tables.rows(EFFICIENCY, "stages", batch=batch, **where)[["value", "low", "high"]].sum(
+            skipna=False
+        )
         for batch in ("one by one", "all at once")
     )
-    value, low, high = single.sum(skipna=False)
+    verdict, other = (below(each["low"], each["high"], limit) for each in (single, batched))
     return Judgement(
-        below(low, high, limit),
-        f"{said} {value:.3f} ms [{low:.3f}, {high:.3f}] for a single query, "
-        f"{batched['value'].sum():.4f} ms a query in a batch (published: under {limit:g} ms)",
+        PARTLY if {verdict, other} == {CONFIRMED, REFUTED} else verdict,
+        f"{said} {single['value']:.3f} ms [{single['low']:.3f}, {single['high']:.3f}] for a single "
+        f"query, {batched['value']:.4f} ms a query in a batch (published: under {limit:g} ms)",
         TIMES,
     )
 

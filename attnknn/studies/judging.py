@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from attnknn.families import in_families
+
 CONFIRMED, PARTLY, REFUTED = "confirmed", "partly", "refuted"
 NOT_DECIDED = "not decided at this size"
 NOT_MEASURED = "not measured in this run"
@@ -56,6 +58,8 @@ class Tables:
         if not path.is_file():
             raise MissingTableError(f"{notebook}/{name}.csv")
         table = pd.read_csv(path)
+        if "p_value" in table and name == "comparison":
+            table = in_families(table)  # a table may be older than the families
         allowed = {key: each if isinstance(each, tuple) else (each,) for key, each in where.items()}
         for column, values in allowed.items():
             table = table[table[column].isin(values)]
@@ -72,13 +76,27 @@ class Tables:
 
 
 def decide(supports: Iterable[bool], opposes: Iterable[bool]) -> str:
-    """Judge a claim that must hold against every rival: where it was shown, where its opposite."""
+    """Judge a claim that must hold against every rival: where it was shown, where its opposite.
+
+    Shown against some rivals and not against others, it holds in part, even where its opposite was
+    shown against those others.
+    """
     supports = list(supports)
     if all(supports):
         return CONFIRMED
-    if any(opposes):
-        return REFUTED
-    return PARTLY if any(supports) else NOT_DECIDED
+    if any(supports):
+        return PARTLY
+    return REFUTED if any(opposes) else NOT_DECIDED
+
+
+def tempered(published: str, others: Iterable[str]) -> str:
+    """Temper what the published setting confirms by other settings: it must hold there too.
+
+    A claim that fails where it was published is not saved by settings that were not.
+    """
+    others = list(others)
+    holds = all(verdict == CONFIRMED for verdict in others)
+    return PARTLY if published == CONFIRMED and not holds else published
 
 
 def with_width(rows: pd.DataFrame) -> pd.DataFrame:

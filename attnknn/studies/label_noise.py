@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.classify import Attention, predict
-from attnknn.compare import compare_methods
 from attnknn.corrupt import flip_labels
+from attnknn.families import compare_in_families, standing
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
 from attnknn.noisy import label_transition
@@ -30,7 +30,6 @@ from attnknn.studies.contest import (
     plain_methods,
     refit,
     search_run,
-    standing,
     tidy_measures,
     tuned_baselines,
 )
@@ -244,7 +243,9 @@ def comparisons(
 ) -> pd.DataFrame:
     """Return every method's paired difference to the refitted attention, level by level."""
     tables = [
-        compare_methods(probs, study.labels, "attention", metrics=metrics).assign(**level._asdict())
+        compare_in_families(probs, study.labels, "attention", metrics=metrics).assign(
+            **level._asdict()
+        )
         for level, probs in study.probs.items()
     ]
     return pd.concat(tables, ignore_index=True)

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from attnknn.classify import Attention, predict
 from attnknn.compare import compare_methods
+from attnknn.families import compare_in_families, standing
 from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
 from attnknn.studies.contest import (
@@ -30,7 +31,6 @@ from attnknn.studies.contest import (
     Predictions,
     attention_at,
     search_run,
-    standing,
 )
 from attnknn.studies.tail_memory import (
     Groups,
@@ -227,7 +227,7 @@ def comparisons(study: TailStudy, *, metrics: Sequence[str] = ("nll", "accuracy"
             if len(probs) < 2 or not own.any() or not asked:
                 continue
             tables = {method: [each[own] for each in seeds] for method, seeds in probs.items()}
-            table = compare_methods(tables, study.labels[own], "attention", metrics=asked)
+            table = compare_in_families(tables, study.labels[own], "attention", metrics=asked)
             parts.append(table.assign(**level._asdict(), classes=name))
     return pd.concat(parts, ignore_index=True)
 

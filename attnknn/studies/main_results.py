@@ -15,7 +15,8 @@ from scipy.special import log_softmax, softmax
 from attnknn.baselines import FittedMethod, fit_adaptive_k
 from attnknn.calibrate import apply_temperature, fit_temperature
 from attnknn.classify import Attention, KEnsemble, Method, predict, predict_views
-from attnknn.compare import compare_methods, row_intervals
+from attnknn.compare import row_intervals
+from attnknn.families import compare_in_families, standing
 from attnknn.measure import (
     METRIC_NAMES,
     confusion_matrix,
@@ -33,7 +34,6 @@ from attnknn.studies.contest import (
     attention_at,
     plain_methods,
     search_run,
-    standing,
     tidy_measures,
     tuned_baselines,
 )
@@ -75,7 +75,7 @@ class MainResults:
 
     def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece")):
         """Return every method's paired difference to the attention."""
-        return compare_methods(self.probs, self.labels, "attention", metrics=metrics)
+        return compare_in_families(self.probs, self.labels, "attention", metrics=metrics)
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def cnn_predictions(run: TrainedRun) -> Predictions:
 
 def main_table(results: MainResults) -> DisplayTable:
     """Return methods against measures; bold where the best beats tuned distance weights."""
-    rival = compare_methods(results.probs, results.labels, "distance (tuned)", metrics=METRICS)
+    rival = compare_in_families(results.probs, results.labels, "distance (tuned)", metrics=METRICS)
     shown = results.table[results.table["metric"].isin(METRICS)]
     return pivot_mean_interval(shown, comparison=rival, over_rows=results.over_rows)
 
@@ -288,5 +288,5 @@ def verdict(results: MainResults, *, metrics: Sequence[str] = ("nll", "ece", "ac
     first = table.iloc[0]
     n_rows = f"{first['n_rows']:,}".replace(",", " ")
     size = f"{n_rows} test rows, {first['n_seeds']} seed(s)"
-    note = f"Paired tests at 95 %, Holm-corrected over methods; {size}."
+    note = f"Paired tests at 95 %, Holm-corrected over rivals of a kind; {size}."
     return "\n".join([*lines, "", note])
