@@ -28,6 +28,8 @@ VERDICTS = ("better", "worse", "no difference at this size", "undefined")
 # Measures of two methods that differ by less do so by rounding: float32 votes are good to 1e-7.
 ROUNDING = 1e-6
 _BOOT = "paired bootstrap"
+# What the intervals of a table cover whose rows need not have the same number of seeds.
+COVERED = "intervals: 95 %, over seeds or (n = 1) the test rows of one training"
 
 
 class Interval(NamedTuple):
@@ -77,12 +79,14 @@ def interval_table(
     """Return mean and interval over the runs of each group, in order of first appearance.
 
     Args:
-        tidy: One row per run (seed) and group, for instance per method and metric.
+        tidy: One row per run (seed) and group, for instance per method and metric. Columns
+            ``low`` and ``high``, where it has them, are intervals over test rows.
         by: Columns that name a group; everything else, such as the seed, is averaged over.
         value: Column of numbers.
         level: Confidence of the intervals.
         over_rows: Intervals over test rows (``row_intervals``, and the columns ``by``), for groups
-            of a single run: no interval over runs can be given for those.
+            of a single run: no interval over runs can be given for those. By default the ones
+            that ``tidy`` carries.
 
     Returns:
         The columns ``by``, then ``mean``, ``low``, ``high`` and ``n``.
@@ -95,6 +99,8 @@ def interval_table(
         for key, group in tidy.groupby(list(by), sort=False, dropna=False)[value]
     ]
     table = pd.DataFrame(rows, columns=[*by, *Interval._fields])
+    if over_rows is None and {"low", "high"} <= set(tidy):
+        over_rows = tidy.drop_duplicates(list(by))
     if over_rows is None:
         return table
     known = over_rows.set_index(list(by))[["low", "high"]]

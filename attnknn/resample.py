@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from attnknn.checks import check_count, check_one_of
 from attnknn.measure import bin_index, check_probs, per_sample
 
-RESAMPLED_METRICS = ("accuracy", "macro_f1", "nll", "brier", "ece", "cwce")
+RESAMPLED_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "nll", "brier", "ece", "cwce")
 _N_BINS = 15
 _CHUNK = 200  # resamples a matrix product: 16 MB of counts for 10 000 rows
 
@@ -96,8 +96,10 @@ def _row_values(
     """Return per-row values whose sums over rows are enough to compute ``metric``."""
     check_one_of("metric", metric, RESAMPLED_METRICS)
     predicted, classes = probs.argmax(axis=1), np.arange(probs.shape[1])
+    is_label, is_predicted = labels[:, None] == classes, predicted[:, None] == classes
+    if metric == "balanced_accuracy":
+        return np.hstack([is_label & is_predicted, is_label]).astype(np.float64)  # (N, 2C)
     if metric == "macro_f1":
-        is_label, is_predicted = labels[:, None] == classes, predicted[:, None] == classes
         return np.hstack([is_label & is_predicted, 1.0 * is_label + is_predicted])  # (N, 2C)
     if metric in ("ece", "cwce"):
         top = metric == "ece"
@@ -111,10 +113,10 @@ def _row_values(
 
 def _from_sums(metric: str, sums: Float[np.ndarray, "R V"], n_rows: int) -> Float[np.ndarray, "R"]:
     """Return ``metric`` from the sums of ``_row_values`` over a resample."""
-    if metric == "macro_f1":
+    if metric in ("balanced_accuracy", "macro_f1"):
         hits, sizes = np.split(sums, 2, axis=1)  # (R, C) each
-        f1 = 2 * hits / np.where(sizes > 0, sizes, np.nan)
-        return np.nanmean(f1, axis=1)
+        shares = hits / np.where(sizes > 0, sizes, np.nan)
+        return np.nanmean(shares, axis=1) * (2 if metric == "macro_f1" else 1)
     if metric in ("ece", "cwce"):
         return np.abs(sums).sum(axis=1) / n_rows / (sums.shape[1] // _N_BINS)
     return sums[:, 0] / n_rows

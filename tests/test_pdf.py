@@ -169,6 +169,21 @@ class TestText:
         assert max(map(len, breakable("x" * 40).split("\u200b"))) <= 20
 
 
+def place_of(reader, words):
+    """Return the page of some words, and how far down on it they stand."""
+    for number, page in enumerate(reader.pages):
+        found = []
+
+        def visit(text, matrix, text_matrix, *_, found=found):
+            if words in text:
+                found.append(-(matrix[3] * text_matrix[5] + matrix[5]))
+
+        page.extract_text(visitor_text=visit)
+        if found:
+            return number, found[0]
+    raise AssertionError(f"{words} is on no page")
+
+
 class TestTables:
     def test_spans_by_hand(self):
         html = "<table><tr><th colspan=2>a</th></tr><tr><td>1</td><td>x</td></tr></table>"
@@ -258,6 +273,49 @@ class TestPages:
         frame = pd.DataFrame([[f"{0.123456:.6f}"] * n_columns] * 3)
         frame.columns = [f"a_long_feature_name_{i}" for i in range(n_columns)]
         assert margins(code("frame", shown("text/html", frame.to_html()))) == 255
+
+    def test_headings_of_several_words_do_not_push_a_table_off_the_page(self, margins):
+        # Headings that break, beside columns whose entries are wider than their headings.
+        frame = pd.DataFrame(
+            {
+                "corrupted": ["training + memory"] * 3,
+                "held-out rows": ["long-tailed"] * 3,
+                "ratio": ["0.01"] * 3,
+                "method": ["distance (squared, tau = 1)"] * 3,
+                "accuracy (%)": ["93.17"] * 3,
+                "balanced accuracy (%)": ["93.17"] * 3,
+                "NLL": ["0.447"] * 3,
+                "Brier score": ["0.118"] * 3,
+                "ECE": ["0.0491"] * 3,
+                "n": ["1"] * 3,
+            }
+        )
+        assert margins(code("frame", shown("text/html", frame.to_html(index=False)))) == 255
+
+    def test_a_bold_mean_and_its_interval_stay_on_one_line(self):
+        texts = {f"measure {i}": ["0.178 ± 0.012"] * 2 for i in range(5)}
+        frame = pd.DataFrame({"method": ["distance (tuned) + TTA"] * 2, **texts})
+        html = frame.style.hide(axis="index").set_properties(**{"font-weight": "bold"}).to_html()
+        reader = pdf_of(code("frame", shown("text/html", html)))
+        assert text_of(reader).replace("\xa0", " ").count("0.178 ± 0.012") == 10
+
+    def test_a_table_too_wide_for_readable_print_stands_on_its_side(self):
+        frame = pd.DataFrame(
+            [["0.0671 ± 0.0049"] * 10] * 3, columns=[f"k = {i}" for i in range(10)]
+        )
+        frame.insert(0, "method", "distance (squared, tau = 1)")
+        frame.insert(0, "measure", "balanced accuracy (%)")
+        sizes = []
+
+        def visit(text, matrix, text_matrix, font, size):
+            if "0.0671" in text:
+                sizes.append((size, matrix[0] * text_matrix[0] + matrix[2] * text_matrix[1]))
+
+        reader = pdf_of(code("frame", shown("text/html", frame.to_html(index=False))))
+        for page in reader.pages:
+            page.extract_text(visitor_text=visit)
+        assert sizes and min(size for size, _ in sizes) >= 6
+        assert all(abs(across) < 1e-3 for _, across in sizes)  # lines run up the page
 
     def test_a_long_table_repeats_its_header(self):
         frame = pd.DataFrame({"accuracy_header": range(150)})
@@ -375,6 +433,23 @@ class TestPages:
         pages = [text_of_page(page) for page in pdf_of(*cells).pages]
         assert "The words that follow." in pages[0]
         assert sum(page.count("Late.") for page in pages) == 3
+
+    def test_a_figure_stays_below_its_own_heading_and_on_no_later_page_than_the_next(self):
+        filler = "\n\n".join(["Words of a paragraph. " * 12] * 4)
+        tall = SVG.replace('height="100pt" viewBox="0 0 300 100"', 'height="330pt"')
+        plots = [
+            code(f"# caption: {name}.\nplot()", shown("image/svg+xml", tall))
+            for name in ("Early", "Late")
+        ]
+        headings = [new_markdown_cell(f"## {name}\n\n{filler}") for name in ("First", "Second")]
+        end = new_markdown_cell("## Third\n\nThe end.")
+        title = new_markdown_cell("# Title\n\nWords.")
+        reader = pdf_of(title, headings[0], plots[0], headings[1], plots[1], end)
+        places = {
+            name: place_of(reader, name) for name in ("First", "Early", "Second", "Late", "Third")
+        }
+        assert places["First"] < places["Early"] and places["Second"] < places["Late"]
+        assert places["Late"][0] <= places["Third"][0]  # page
 
     def test_long_lines_and_words_stay_on_the_page(self, margins):
         long = "word " * 80 + "x" * 400

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Annotation, Text
 
 from attnknn import measure, plot
+from attnknn.plot.forest import forest_limit
 from attnknn.plot.labels import spread
 from attnknn.plot.style import METHOD_STYLES, VARIANT_STYLES, metric_label
 
@@ -300,6 +301,77 @@ def test_forest_fills_only_what_holds_after_correction():
     left, right = figure.axes[0].get_xlim()
     assert left == -right and right > 0.3
     assert_readable(figure)
+
+
+def differences(values):
+    rows = {"method": METHODS[: len(values)], "baseline": "distance*", "metric": "nll"}
+    table = pd.DataFrame({**rows, "difference": values, "verdict": "worse"})
+    return table.assign(low=table["difference"] - 0.01, high=table["difference"] + 0.01)
+
+
+def test_forest_marks_what_lies_far_beyond_by_an_arrow_with_its_value():
+    figure = plot.forest(differences([0.02, -0.03, 0.01, 2.0]))
+    (ax,) = figure.axes
+    # 80 % of four rows are the inner three, the furthest of which reaches to 0.04.
+    assert ax.get_xlim() == pytest.approx((-0.06, 0.06))
+    dots = [line for line in ax.lines if len(line.get_xdata()) == 1]
+    assert [dot.get_marker() for dot in dots] == ["o", "o", "o", ">"]
+    assert 0.05 < dots[-1].get_xdata()[0] < 0.06
+    assert [text.get_text() for text in ax.texts] == ["+2.0"]
+    assert_readable(figure)
+
+
+def test_forest_cuts_nothing_that_fits():
+    (ax,) = plot.forest(differences([0.02, -0.03, 0.01, 0.1])).axes
+    assert ax.get_xlim() == pytest.approx((-1.15 * 0.11, 1.15 * 0.11)) and not ax.texts
+
+
+def test_the_range_of_a_forest_shows_the_intervals_of_its_dots():
+    # The furthest dot that is shown, 0.05, reaches to 0.08, and the inner rows to 0.04.
+    values = np.array([[0.03, 0.02, 0.04]] * 5 + [[0.05, 0.02, 0.08], [1.0, 0.9, 1.1]])
+    assert forest_limit(values) == pytest.approx(1.05 * 0.08)
+    assert forest_limit(np.zeros((2, 3))) == 1
+
+
+def test_bands_and_axes_end_where_a_measure_does():
+    table = interval_rows(k=[1, 5, 20])
+    table = table.assign(low=table["mean"] - 2, high=table["mean"] + 2)
+    accuracy, nll = plot.sweep_panels(table, x="k", metrics=["accuracy", "nll"]).axes
+    edges = accuracy.collections[0].get_paths()[0].vertices[:, 1]
+    assert edges.min() == 0 and edges.max() == 100
+    low, high = accuracy.get_ylim()
+    assert -5 < low <= 0 and 100 <= high < 105
+    assert nll.collections[0].get_paths()[0].vertices[:, 1].min() == 0 and nll.get_ylim()[0] > -0.5
+    dots = plot.method_dots(table[table["k"] == 1], ["accuracy"]).axes[0]
+    assert dots.lines[0].get_xdata().tolist() == [0, 100]
+
+
+def test_groups_in_per_cent_end_at_a_hundred():
+    title = "few-shot accuracy (%)"
+    table = interval_rows(k=[1, 5]).query("metric == 'nll'").assign(metric=title, mean=99.0)
+    table = table.assign(low=97.0, high=101.0)
+    ax = plot.sweep_lines(table, x="k", metric=title)
+    assert ax.collections[0].get_paths()[0].vertices[:, 1].max() == 100
+    assert ax.get_ylim()[1] < 100.2
+
+
+def test_one_large_loss_does_not_flatten_the_others():
+    table = interval_rows(k=[1, 5, 20])
+    table.loc[(table["method"] == "uniform") & (table["k"] == 20), ["mean", "high"]] = 9.0
+    accuracy, nll = plot.sweep_panels(table, x="k", metrics=["accuracy", "nll"]).axes
+    assert nll.get_yscale() == "log" and accuracy.get_yscale() == "linear"
+    nll.figure.draw_without_rendering()
+    shown = [label.get_text() for label in nll.get_yticklabels()]
+    assert {"1", "5"} <= set(shown) and not any("10^" in text for text in shown)
+
+
+def test_panels_of_very_different_ranges_have_axes_of_their_own():
+    flat = interval_rows(k=[1, 5]).assign(panel="flat")
+    flat = flat.assign(mean=0.93 + flat["mean"] / 1000, low=0.92, high=0.94)
+    steep = interval_rows(k=[1, 5]).assign(panel="steep")
+    figure = plot.sweep_grid(pd.concat([flat, steep]), x="k", metrics=["accuracy"])
+    (low, high), wide = (ax.get_ylim() for ax in figure.axes)
+    assert high - low < 3 and wide[1] - wide[0] > 20
 
 
 def test_neighbour_strip_shows_the_heaviest_first():

@@ -105,6 +105,9 @@ def test_one_seed_has_intervals_over_rows(runs, results):
     known = one.over_rows.set_index(["method", "metric"]).loc[("attention", "nll")]
     half = (known["high"] - known["low"]) / 2
     assert table.loc["attention", "NLL"] == f"{known['mean']:.3f} ± {half:.3f}"
+    saved = one.measures.set_index(["method", "metric"]).loc[("attention", "nll")]
+    assert saved[["low", "high"]].tolist() == known[["low", "high"]].tolist()
+    assert results.measures[["low", "high"]].isna().all(axis=None)
 
 
 def test_what_confidences_are_worth(results):
@@ -192,6 +195,13 @@ def test_noise_study_covers_every_level(runs):
     assert beside["attention", "this run"] == own
     assert beside["attention", "published exp4"] == 0.8918
     assert beside["attention", "published exp7"] == 0.9050
+    # One seed: every finite measure has its interval, over test rows or, to detect, memory rows.
+    finite = study.table[np.isfinite(study.table["value"])]
+    assert finite[["low", "high"]].notna().all(axis=None)
+    shown = report.pivot_mean_interval(
+        label_noise.noise_table(finite), index=["kind", "held-out labels", "noise", "method"]
+    ).text["accuracy (%)"]
+    assert shown.str.contains("±").all()
 
 
 def test_one_kind_of_noise_is_enough_to_draw(runs):
@@ -340,6 +350,18 @@ def test_precision_at_the_noise_rate_by_hand():
     assert detection.precision_at_rate(np.array([0.1, 0.5, 0.5, 0.5, 0.5]), wrong) == 0.625
 
 
+def test_detection_from_tallies_is_the_detection_of_the_drawn_rows():
+    rng = np.random.default_rng(5)
+    quality, wrong = rng.integers(7, size=53) / 7, rng.random(53) < 0.3
+    halves = detection.half_widths({"a": quality}, wrong, n_resamples=11, seed=3)
+    # The same draws, replayed row by row.
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(53, size=53) for _ in range(11)]
+    for name, measure in detection.DETECTION.items():
+        slow = [measure(quality[each], wrong[each]) for each in rows]
+        assert halves["a", name] == pytest.approx(1.959964 * np.std(slow, ddof=1))
+
+
 def test_cleanlab_sees_the_same_probabilities_as_trust(runs):
     from cleanlab.rank import get_label_quality_scores
 
@@ -458,7 +480,10 @@ def test_data_sets_side_by_side(results, tmp_path):
     measures = datasets.read_measures(found, own)
     made = measures.groupby("run")["made"].first()
     assert made.to_dict() == {"one": "2026-03-04 0123456", "two": "this run"}
+    table = datasets.datasets_table(measures.assign(low=0.1, high=0.3))
+    assert (table["low"] == 0.1).all() and (table["high"] == 0.3).all()
     table = datasets.datasets_table(measures)
+    assert table[["low", "high"]].isna().all(axis=None)  # saved before there were any
     assert set(table["run"]) == {"one", "two"} and "attention" in set(table["method"])
     ranks = datasets.ranks(measures).set_index("method")["mean rank"]
     assert ranks.sum() == sum(range(1, len(ranks) + 1))

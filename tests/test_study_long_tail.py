@@ -152,12 +152,20 @@ def test_a_run_trained_on_a_long_tail_has_no_milder_one(runs, monkeypatch):
         runs[:1], ratios=(1.0, 0.1), held_out=["balanced"], k_eval=7, k_baseline=5, progress=False
     )
     assert set(made.table["ratio"]) == {0.25, 0.1}
+    # One seed: intervals over test rows, of the groups too, in per cent where they are drawn so.
+    finite = made.table[np.isfinite(made.table["value"])]
+    assert finite[["low", "high"]].notna().all(axis=None)
+    drawn = long_tail.curves(made, held_out="balanced", groups=True)
+    few = finite[(finite["classes"] == "few") & (finite["method"] == "attention")].iloc[0]
+    at = drawn[(drawn["classes"] == "few") & (drawn["method"] == "attention")].iloc[0]
+    assert at["high"] == pytest.approx(100 * few["high"])
 
 
 def test_curves_and_tables_are_ready_to_draw(runs, study):
     curves = long_tail.curves(study, held_out="balanced")
     assert set(curves["imbalance"]) == {1.0, 4.0} and set(curves["classes"]) == {"all"}
     groups = long_tail.curves(study, held_out="balanced", groups=True)
+    assert study.table[["low", "high"]].isna().all(axis=None)  # two seeds
     assert set(groups["metric"]) == set(long_tail.group_titles(study).values())
     assert groups["value"].max() > 1  # per cent
     shown = long_tail.tail_table(study.table)

@@ -13,9 +13,9 @@ from attnknn.plot.afmp import (
     scaling_panels,
 )
 from attnknn.plot.calibration import confusion, reliability_diagram, risk_coverage_curves
+from attnknn.plot.forest import forest
 from attnknn.plot.neighbours import explanation, neighbour_bars, neighbour_strip
 from attnknn.plot.results import (
-    forest,
     method_dots,
     sweep_grid,
     sweep_lines,

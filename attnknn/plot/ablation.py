@@ -6,8 +6,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnknn.plot.results import draw_interval, finish_forest_panel
-from attnknn.plot.style import FAINT, FULL_WIDTH, INK, method_style, metric_scale
+from attnknn.plot.forest import draw_differences
+from attnknn.plot.style import FAINT, FULL_WIDTH, method_style
 
 GROUP_TITLES = {
     "off": "taken from the whole",
@@ -19,6 +19,8 @@ GROUP_TITLES = {
 def ablation_forest(table: pd.DataFrame, *, metrics: Sequence[str]) -> Figure:
     """Draw what every part changes; filled dots hold after Holm's correction.
 
+    A value far beyond the others is an arrow at the edge, with the value beside it.
+
     Args:
         table: Columns ``group`` ("off", "on", "extra"), ``part``, ``metric``, ``difference``,
             ``low``, ``high`` and ``verdict``.
@@ -29,20 +31,11 @@ def ablation_forest(table: pd.DataFrame, *, metrics: Sequence[str]) -> Figure:
         1, len(metrics), figsize=(FULL_WIDTH, 0.8 + 0.145 * height), sharey=True, squeeze=False
     )
     colour = method_style("attention").colour
+    look = {"color": colour, "markeredgecolor": colour}
     for ax, metric in zip(axes[0], metrics, strict=True):
-        ax.axvline(0, color=INK, linewidth=0.6)
-        for row in table[table["metric"] == metric].to_dict("records"):
-            face = colour if row["verdict"] in ("better", "worse") else "white"
-            points = {
-                "color": colour,
-                "marker": "o",
-                "markersize": 3.6,
-                "markerfacecolor": face,
-                "markeredgecolor": colour,
-            }
-            row = pd.Series({**row, "mean": row["difference"]})
-            draw_interval(ax, row, levels[row["group"], row["part"]], points, metric_scale(metric))
-        finish_forest_panel(ax, metric)
+        rows = table[table["metric"] == metric].to_dict("records")
+        placed = [(row, levels[row["group"], row["part"]], look) for row in rows]
+        draw_differences(ax, metric, placed, markersize=3.6)
         for start in titles.values():
             ax.axhline(start - 0.75, color=FAINT, linewidth=0.4)
     _name_levels(axes[0, 0], levels, titles, height)

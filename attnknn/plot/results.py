@@ -1,7 +1,7 @@
-"""Figures of results: training curves, methods side by side, sweeps, paired differences.
+"""Figures of results: training curves, methods side by side, sweeps.
 
 Everything is drawn from tables; nothing is averaged or tested here. ``compare.interval_table``
-makes the tables with ``mean``, ``low`` and ``high``; ``compare.compare_methods`` the differences.
+makes the tables with ``mean``, ``low`` and ``high``. Bands and axes end where a measure does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,21 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    FixedLocator,
-    FuncFormatter,
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-    ScalarFormatter,
-)
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from attnknn.measure import HIGHER_IS_BETTER
 from attnknn.plot.labels import label_line_ends
-from attnknn.plot.style import (
-    FULL_WIDTH,
-    INK,
-    method_style,
-    metric_label,
-    metric_scale,
-    quiet_grid,
+from attnknn.plot.scales import (
+    band_limits,
+    can_share,
+    keep_possible,
+    metric_range,
+    set_plain_log,
+    wants_log,
 )
+from attnknn.plot.style import FULL_WIDTH, method_style, metric_label, metric_scale, quiet_grid
 
 _SERIES_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#B0548C", "#7f7f7f", "#56B4E9", "#D55E00")
+BAND = {"alpha": 0.09, "linewidth": 0.4}  # so light that five bands on one another stay apart
 LOG_ABOVE = 8.0  # largest over smallest value from which dots are drawn on a logarithmic axis
 
 
@@ -93,7 +87,9 @@ def method_dots(table: pd.DataFrame, metrics: Sequence[str]) -> Figure:
         1, len(metrics), figsize=(FULL_WIDTH, height), sharey=True, squeeze=False
     )
     for ax, metric in zip(axes[0], metrics, strict=True):
+        least, largest = (limit / metric_scale(metric) for limit in metric_range(metric))
         rows = table[table["metric"] == metric].set_index("method")
+        rows = rows.assign(**{name: rows[name].clip(least, largest) for name in ("low", "high")})
         for level, method in enumerate(methods):
             if method in rows.index:
                 draw_interval(
@@ -102,10 +98,11 @@ def method_dots(table: pd.DataFrame, metrics: Sequence[str]) -> Figure:
         ax.set_xlabel(metric_label(metric, arrow=True))
         _set_value_axis(ax, rows["mean"].to_numpy())
         ax.margins(x=0.12)
+        keep_possible(ax, metric, axis="x")
         quiet_grid(ax, "both")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-    _name_rows(axes[0, 0], methods)
+    name_rows(axes[0, 0], methods)
     return figure
 
 
@@ -114,14 +111,13 @@ def _set_value_axis(ax: Axes, values: np.ndarray) -> None:
     values = values[np.isfinite(values)]
     if len(values) and values.min() > 0 and values.max() > LOG_ABOVE * values.min():
         ax.set_xscale("log")
-        ax.xaxis.set_major_locator(LogLocator(subs=(1, 3), numticks=5))
-        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        ax.xaxis.set_minor_locator(NullLocator())
+        set_plain_log(ax.xaxis, values)
     else:
         ax.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
 
 
-def _name_rows(ax: Axes, methods: list[str]) -> None:
+def name_rows(ax: Axes, methods: list[str]) -> None:
+    """Write the methods' names beside their heights, the first one on top."""
     labels = [method_style(name).label for name in methods]
     # Names are text: a dollar sign does not start a formula.
     ax.set_yticks(range(len(methods)), labels, parse_math=False)
@@ -145,6 +141,7 @@ def sweep_lines(
     ax: Axes | None = None,
     x_label: str | None = None,
     log_x: bool = False,
+    log_y: bool | None = None,
     band: bool = True,
     direct_labels: bool = True,
 ) -> Axes:
@@ -157,21 +154,29 @@ def sweep_lines(
         ax: Where to draw; a new one-column figure by default.
         x_label: Label of the horizontal axis; the name of the column by default.
         log_x: Logarithmic horizontal axis, ticks at the values themselves.
+        log_y: Logarithmic vertical axis; None takes one for a loss or an error whose means span
+            more than ``scales.SWEEP_LOG_ABOVE``.
         band: Shade the intervals.
         direct_labels: Write the methods' names at the ends of their lines.
     """
     ax = ax if ax is not None else plt.subplots()[1]
     rows, scale, ends = table[table["metric"] == metric], metric_scale(metric), []
+    log_y = wants_log(rows, metric) if log_y is None else log_y
+    least = scale * rows["mean"].min() if log_y else None
     for method, line in rows.groupby("method", sort=False):
         style, line = method_style(method), line.sort_values(x)
         at, mean = line[x].to_numpy(), scale * line["mean"].to_numpy()
         ax.plot(at, mean, label=style.label, **style.line)
         if band and line[["low", "high"]].notna().all(axis=None):
-            limits = scale * line["low"].to_numpy(), scale * line["high"].to_numpy()
-            ax.fill_between(at, *limits, color=style.colour, alpha=0.15, linewidth=0)
+            limits = band_limits(line, metric, least_mean=least)
+            ax.fill_between(at, *limits, color=style.colour, **BAND)
         ends.append((at[-1], mean[-1], style.label, style.text_colour))
     _set_sweep_axis(ax, np.unique(rows[x]), log_x)
     ax.set(xlabel=x_label or x.replace("_", " "), ylabel=metric_label(metric))
+    if log_y:
+        ax.set_yscale("log")
+        set_plain_log(ax.yaxis, rows["mean"].to_numpy())
+    keep_possible(ax, metric)
     quiet_grid(ax)
     if direct_labels:
         label_line_ends(ax, ends)
@@ -222,7 +227,8 @@ def sweep_grid(
 ) -> Figure:
     """Draw several measures of several sweeps: a row of panels a sweep, one legend below.
 
-    A measure has one vertical axis for all sweeps, so that rows can be compared.
+    A measure has one vertical axis for all sweeps, so that rows can be compared, unless their
+    ranges differ so much that one row would be flat.
 
     Args:
         table: As for ``sweep_lines``, with the name of each row's sweep in ``panel``.
@@ -232,13 +238,13 @@ def sweep_grid(
     """
     panels = list(dict.fromkeys(table["panel"]))
     size = (FULL_WIDTH, 0.9 + 1.25 * len(panels))
-    figure, axes = plt.subplots(
-        len(panels), len(metrics), figsize=size, squeeze=False, sharex=True, sharey="col"
-    )
+    figure, axes = plt.subplots(len(panels), len(metrics), figsize=size, squeeze=False, sharex=True)
+    log_y = _share_columns(axes, table, metrics)
     for panel, row in zip(panels, axes, strict=True):
         lines = table[table["panel"] == panel]
         for metric, ax in zip(metrics, row, strict=True):
-            sweep_lines(lines, x=x, metric=metric, ax=ax, x_label=x_label, direct_labels=False)
+            options = {"x_label": x_label, "log_y": log_y[metric], "direct_labels": False}
+            sweep_lines(lines, x=x, metric=metric, ax=ax, **options)
             ax.set(ylabel="", title=metric_label(metric) if panel == panels[0] else "")
             ax.set_xlabel(ax.get_xlabel() if panel == panels[-1] else "")
         row[0].set_ylabel(panel)
@@ -250,45 +256,14 @@ def sweep_grid(
     return figure
 
 
-def forest(table: pd.DataFrame) -> Figure:
-    """Draw paired differences to the baseline, one panel a measure.
-
-    Filled dots differ after Holm's correction, hollow ones do not; the better side is shaded.
-
-    Args:
-        table: From ``compare.compare_methods``.
-    """
-    metrics, methods = list(dict.fromkeys(table["metric"])), list(dict.fromkeys(table["method"]))
-    height = 0.75 + 0.2 * len(methods)
-    figure, axes = plt.subplots(
-        1, len(metrics), figsize=(FULL_WIDTH, height), sharey=True, squeeze=False
-    )
-    for ax, metric in zip(axes[0], metrics, strict=True):
-        rows = table[table["metric"] == metric].rename(columns={"difference": "mean"})
-        ax.axvline(0, color=INK, linewidth=0.6)
-        for _, row in rows.iterrows():
-            style = method_style(row["method"])
-            face = style.colour if row["verdict"] in ("better", "worse") else "white"
-            points = {**style.points, "markerfacecolor": face, "marker": "o", "markersize": 4.5}
-            draw_interval(ax, row, methods.index(row["method"]), points, metric_scale(metric))
-        finish_forest_panel(ax, metric)
-    _name_rows(axes[0, 0], methods)
-    baseline = method_style(table["baseline"].iloc[0]).label
-    figure.supxlabel(
-        f"difference to {baseline} (shaded: better; filled: holds after Holm's correction)",
-        fontsize=8.5,
-    )
-    return figure
-
-
-def finish_forest_panel(ax: Axes, metric: str) -> None:
-    """Title a panel of differences, shade its better side and centre it on zero."""
-    ax.set_title(metric_label(metric, arrow=True).replace("(%)", "(points)"))
-    limit = 1.15 * np.abs(ax.get_xlim()).max()
-    better_end = limit if metric in HIGHER_IS_BETTER else -limit
-    ax.axvspan(0, better_end, color="#eef4f8", linewidth=0, zorder=0)
-    ax.set_xlim(-limit, limit)
-    ax.xaxis.set_major_locator(MaxNLocator(nbins=4, symmetric=True, steps=[1, 2, 5, 10]))
-    quiet_grid(ax, "x")
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
+def _share_columns(
+    axes: np.ndarray, table: pd.DataFrame, metrics: Sequence[str]
+) -> dict[str, bool]:
+    """Join the vertical axes of each measure where that suits; return which are logarithmic."""
+    panels = [rows for _, rows in table.groupby("panel", sort=False)]
+    log_y = {metric: wants_log(table, metric) for metric in metrics}
+    for metric, column in zip(metrics, axes.T, strict=True):
+        if can_share(panels, metric, log=log_y[metric]):
+            for ax in column[1:]:
+                ax.sharey(column[0])
+    return log_y

@@ -68,7 +68,9 @@ def made_from(run: Path) -> str:
 def datasets_table(
     measures: pd.DataFrame, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")
 ) -> pd.DataFrame:
-    """Return one row per run and method, in the order in which the runs were given.
+    """Return one row per run, method and measure, in the order in which the runs were given.
+
+    ``low`` and ``high`` are the intervals over test rows that a run of one seed has saved.
 
     Args:
         measures: From ``read_measures``.
@@ -78,8 +80,8 @@ def datasets_table(
         measures["method"].isin([*SHOWN, *HEADS]) & measures["metric"].isin(list(metrics))
     ]
     data = shown["dataset"].map(lambda name: Path(str(name)).stem)
-    columns = ["run", "made", "data", "method", "metric", "seed", "value"]
-    return shown.assign(data=data)[columns]
+    columns = ["run", "made", "data", "method", "metric", "seed", "value", "low", "high"]
+    return shown.assign(data=data).reindex(columns=columns)
 
 
 def ranks(measures: pd.DataFrame, *, metric: str = "nll") -> pd.DataFrame:

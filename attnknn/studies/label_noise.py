@@ -24,6 +24,7 @@ from attnknn.measure import METRIC_NAMES
 from attnknn.memory import MemoryBank
 from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
+    METRICS,
     TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
@@ -35,6 +36,7 @@ from attnknn.studies.contest import (
 )
 from attnknn.studies.detection import DETECTORS, detection
 from attnknn.studies.published import published_noise, sweep_beside_published
+from attnknn.studies.row_limits import level_limits, with_limits
 from attnknn.trained import TrainedRun
 
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
@@ -71,7 +73,8 @@ class NoiseStudy:
 
     Attributes:
         table: One row per seed, kind, rate, held-out labels, method and measure; the methods
-            "trust" and "cleanlab" carry how well each tells flipped rows from others.
+            "trust" and "cleanlab" carry how well each tells flipped rows from others. ``low`` and
+            ``high``, with one seed: 95 % over test rows, for the two over memory rows.
         probs: Level to method name to one table of test probabilities a seed.
         labels: True classes of the test rows.
     """
@@ -119,8 +122,9 @@ def memory_noise(
                 tables += detection(bank, run.labels("train"), named | level._asdict())
             for name, each in probs.items():
                 kept.setdefault(level, {}).setdefault(name, []).append(each)
-    table = _with_clean_level(pd.DataFrame(tables), kinds)
-    return NoiseStudy(table, kept, runs[0].labels("test"))
+    labels = runs[0].labels("test")
+    table = with_limits(pd.DataFrame(tables), level_limits(kept, labels, metrics=METRICS))
+    return NoiseStudy(_with_clean_level(table, kinds), kept, labels)
 
 
 def _level_results(

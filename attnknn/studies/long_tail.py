@@ -32,7 +32,9 @@ from attnknn.studies.contest import (
     attention_at,
     search_run,
 )
+from attnknn.studies.row_limits import group_limits, with_limits
 from attnknn.studies.tail_memory import (
+    MEASURES,
     Groups,
     balancing_weights,
     memory_predictions,
@@ -66,7 +68,8 @@ class TailStudy:
 
     Attributes:
         table: One row per seed, ratio, held-out rows, method, classes and measure; ``classes`` is
-            "all" or a group, ``corrupted`` says what was long-tailed.
+            "all" or a group, ``corrupted`` says what was long-tailed; ``low`` and ``high``, with
+            one seed: 95 % over test rows.
         probs: Level to method name to one table of test probabilities a seed.
         labels: True classes of the test rows.
         groups: Which classes are many-, medium- and few-shot.
@@ -114,7 +117,9 @@ def memory_tail(
                 rows += tail_measures(probs, run.labels("test"), groups, named)
                 for name, each in probs.items():
                     kept.setdefault(level, {}).setdefault(name, []).append(each)
-    return TailStudy(pd.DataFrame(rows), kept, runs[0].labels("test"), groups, sizes)
+    labels = runs[0].labels("test")
+    limits = group_limits(kept, labels, groups, metrics=MEASURES)
+    return TailStudy(with_limits(pd.DataFrame(rows), limits), kept, labels, groups, sizes)
 
 
 def level_predictions(
@@ -175,8 +180,9 @@ def curves(study: TailStudy, *, held_out: str, groups: bool = False) -> pd.DataF
     table = table.assign(imbalance=1 / table["ratio"])
     if not groups:
         return table
-    titles = group_titles(study)
-    return table.assign(metric=table["classes"].map(titles), value=100 * table["value"])
+    shares = ["value", "low", "high"]
+    table = table.assign(metric=table["classes"].map(group_titles(study)))
+    return table.assign(**{name: 100 * table[name] for name in shares})
 
 
 def group_titles(study: TailStudy) -> dict[str, str]:

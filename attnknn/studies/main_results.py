@@ -37,6 +37,7 @@ from attnknn.studies.contest import (
     tidy_measures,
     tuned_baselines,
 )
+from attnknn.studies.row_limits import with_limits
 from attnknn.trained import TrainedRun
 from attnknn.views import embed_views
 
@@ -72,6 +73,11 @@ class MainResults:
     def over_rows(self) -> pd.DataFrame | None:
         """Intervals over test rows, where a single seed has none over seeds."""
         return row_intervals(self.probs, self.labels) if self.n_seeds == 1 else None
+
+    @property
+    def measures(self) -> pd.DataFrame:
+        """The table with the intervals over test rows of a single seed, as it is saved."""
+        return with_limits(self.table, self.over_rows)
 
     def comparison(self, *, metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece")):
         """Return every method's paired difference to the attention."""

@@ -27,6 +27,7 @@ from attnknn.corrupt import flip_labels
 from attnknn.measure import METRIC_NAMES
 from attnknn.noisy import label_transition
 from attnknn.studies.contest import (
+    METRICS,
     TUNED_DEPTH,
     Neighbourhoods,
     Predictions,
@@ -39,7 +40,8 @@ from attnknn.studies.contest import (
 )
 from attnknn.studies.label_noise import Level, NoiseStudy
 from attnknn.studies.long_tail import TailLevel, TailStudy, held_out_predictions
-from attnknn.studies.tail_memory import tail_measures
+from attnknn.studies.row_limits import group_limits, level_limits, with_limits
+from attnknn.studies.tail_memory import MEASURES, tail_measures
 from attnknn.studies.trained_variants import USED, load_variants
 from attnknn.trained import TrainedRun
 
@@ -84,7 +86,8 @@ def retrained_tail(
             _keep(kept, level, probs)
     counts = pd.DataFrame.from_dict(sizes, orient="index", columns=base.sizes.columns)
     clean = base.table[base.table["ratio"] == 1]
-    return TailStudy(_joined(rows, clean), kept, base.labels, base.groups, counts)
+    limits = group_limits(kept, base.labels, base.groups, metrics=MEASURES)
+    return TailStudy(_joined(rows, limits, clean), kept, base.labels, base.groups, counts)
 
 
 def retrained_noise(
@@ -114,7 +117,8 @@ def retrained_noise(
             _keep(kept, level, probs)
     clean = base.table[base.table["rate"] == 0]
     clean = clean[clean["kind"].isin([level.kind for level in kept])]
-    return NoiseStudy(_joined(rows, clean), kept, base.labels)
+    limits = level_limits(kept, base.labels, metrics=METRICS)
+    return NoiseStudy(_joined(rows, limits, clean), kept, base.labels)
 
 
 def noise_predictions(
@@ -146,9 +150,9 @@ def _keep(kept: dict, level: TailLevel | Level, probs: Predictions) -> None:
         kept.setdefault(level, {}).setdefault(name, []).append(each)
 
 
-def _joined(rows: list[dict], clean: pd.DataFrame) -> pd.DataFrame:
+def _joined(rows: list[dict], limits: pd.DataFrame, clean: pd.DataFrame) -> pd.DataFrame:
     """Return the measured rows, behind those of the fault-free run that both kinds share."""
-    table = pd.DataFrame(rows)
+    table = with_limits(pd.DataFrame(rows), limits)
     if table.empty:
         return clean.iloc[:0].assign(corrupted=BOTH)
     shared = clean[clean["method"].isin(table["method"])].assign(corrupted=BOTH)
