@@ -384,6 +384,19 @@ class TestStudy:
 class TestMemory:
     """Peak memory of a step, measured in a process of its own."""
 
+    @pytest.mark.parametrize("kind", ["afmp", "deit"])
+    def test_fault_26_a_step_is_forward_and_backward_on_the_whole_batch(self, kind):
+        """Memory of forward alone, or of a few images, is what was published."""
+        splits, seen = tiny_splits(), []
+        model = build_classifier(Setting("a", MODEL, kind), splits, seed=0).train()
+        whole = afmp_memory.to_batch(splits.train.inputs)
+        part = model.network.trunk.patches if kind == "afmp" else model.network
+        part.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+        afmp_memory._step(model, splits.train, len(splits.train))
+        assert seen == [len(whole)]
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        assert all(p.grad.abs().max() > 0 for p in model.network.parameters() if p.ndim > 1)
+
     @pytest.mark.slow
     def test_a_larger_batch_needs_more(self):
         setting = Setting("a", AFMPConfig(layers=2, width=64, patch=2))
