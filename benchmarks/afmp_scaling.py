@@ -66,11 +66,17 @@ def training_pass(model: Any, images: Any, labels: Any) -> None:
 
 
 def peak_mb(device: str) -> float:
-    """Return the most memory this process (or its GPU) has held, in MB."""
-    import torch
+    """Return the most memory this process (or its GPU) has held, in MB.
 
+    Linux counts a parent's memory into ``ru_maxrss`` of the processes it starts; ``VmHWM`` is the
+    process's own.
+    """
     if device == "cuda":
+        import torch
+
         return torch.cuda.max_memory_allocated() / 1e6
+    if Path("/proc/self/status").is_file():
+        return _fact("/proc/self/status", "VmHWM") / 1e6
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 

@@ -21,6 +21,7 @@ from attnknn.afmp import (
     build_scaffold,
     grid_scaffold,
     patch_centres,
+    units,
 )
 from attnknn.afmp.edges import Edges, batch_graph
 from attnknn.afmp.messages import gated_sum
@@ -356,14 +357,27 @@ class TestSparsity:
             heard_from = {source for source in range(9) if (slope[source] != 0).any()}
             assert heard_from == {source for t, source in kept if t == target}
 
-    def test_fault_21_messages_of_pruned_edges_are_never_computed(self):
-        model = build(keep_share=0.3)
+    @pytest.mark.parametrize(("top_down", "n_passes"), [(False, 1), (True, 2)])
+    def test_fault_21_messages_of_pruned_edges_are_never_computed(
+        self, monkeypatch, top_down, n_passes
+    ):
+        """What makes gates and messages is called once a layer and pass, for kept edges only."""
+        made = []
+
+        def noting(values, scores, weight, bias, edges):
+            made.append((len(edges.sources), len(edges.targets), tuple(scores.shape)))
+            return gated_sum(values, scores, weight, bias, edges)
+
+        monkeypatch.setattr(units, "gated_sum", noting)
+        model = build(keep_share=0.3, top_down=top_down)
         passage = model.trunk.passage(images())
         n_kept = kept_edges(passage.graph.n_edges, 0.3)
         assert n_kept < passage.graph.n_edges
-        for made in passage.layers:
-            assert len(made.routed.edges.sources) == B * n_kept
-            assert made.routed.scores.shape == (B, n_kept)
+        n_layers = len(model.trunk.layers)
+        assert made == [(B * n_kept, B * n_kept, (B, n_kept))] * (n_layers * n_passes)
+        for layer in passage.layers:
+            assert len(layer.routed.edges.sources) == B * n_kept
+            assert layer.routed.scores.shape == (B, n_kept)
 
     def test_the_highest_scores_are_kept(self):
         model = build(keep_share=0.3, top_down=False)

@@ -42,6 +42,13 @@ def test_panels_draw_one_line_a_setting():
     np.testing.assert_allclose(first.lines[0].get_ydata(), [10.5, 20.5, 30.5])  # mean, per cent
 
 
+def test_a_panel_may_call_a_setting_by_what_varies():
+    rows = {"setting": "keep 0.3", "seed": 0, "epoch": [1, 2], "val_accuracy": 0.5, "loss": 1.0}
+    history = pd.DataFrame(rows | {"sparsity_loss": 0.0, "cpu_seconds": 1.0})
+    figure = plot.afmp_panels(history, ["keep 0.3"], labels={"keep 0.3": "λ 0.0001"})
+    assert [line.get_label() for line in figure.axes[0].lines] == ["λ 0.0001"]
+
+
 def test_gate_maps_leave_pruned_edges_out():
     scaffold = grid_scaffold(12, 12, 4)
     gates = np.zeros((2, scaffold.n_edges))
@@ -182,6 +189,16 @@ def test_the_limit_is_what_the_others_have_left_over(scaling, monkeypatch):
     scaling.limit_memory(None)
     scaling.limit_memory(2.0)
     assert limits == [4.6e9, 1.9e9, 2e9]
+
+
+def test_peak_memory_is_the_process_s_own(scaling, monkeypatch):
+    """What a parent held is counted into ``ru_maxrss`` of a process it starts."""
+    facts = {"VmHWM": int(3e8)}
+    monkeypatch.setattr(scaling, "_fact", lambda _, name: facts[name])
+    monkeypatch.setattr(scaling.Path, "is_file", lambda _: True)
+    parent = SimpleNamespace(ru_maxrss=int(9e8))
+    monkeypatch.setattr(scaling.resource, "getrusage", lambda _: parent)
+    assert scaling.peak_mb("cpu") == 300
 
 
 def run_benchmark(out: Path, *options: str) -> pd.DataFrame:

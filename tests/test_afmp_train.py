@@ -31,7 +31,14 @@ from attnknn.data import Split
 from attnknn.pipeline.notebooks import find_notebooks
 from attnknn.pipeline.state import RunFolder, Task
 from attnknn.studies import afmp as study
-from attnknn.studies import afmp_gates, afmp_knn, afmp_memory, afmp_scaling
+from attnknn.studies import (
+    afmp_gates,
+    afmp_knn,
+    afmp_memory,
+    afmp_published,
+    afmp_scaling,
+    afmp_verdict,
+)
 
 MODEL = AFMPConfig(layers=2, width=8, patch=2, keep_share=0.3)
 RECIPE = Recipe(epochs=3, batch_size=20, lr=1e-2)
@@ -146,7 +153,7 @@ def test_a_killed_run_ends_with_the_same_numbers(tmp_path, monkeypatch, kind):
     monkeypatch.undo()
     resumed = train(tmp_path / "cut", setting)
     np.testing.assert_array_equal(whole.logits["test"], resumed.logits["test"])
-    times = ["seconds", "cpu_seconds"]
+    times = ["seconds", "cpu_seconds", "cpu_seconds_with_validation"]
     pd.testing.assert_frame_equal(
         whole.history.drop(columns=times), resumed.history.drop(columns=times)
     )
@@ -217,6 +224,7 @@ def test_fault_26_epoch_seconds_are_training_alone(tmp_path, monkeypatch):
     history = train(tmp_path).history
     assert history["seconds"].tolist() == [3.0] * RECIPE.epochs
     assert history["cpu_seconds"].tolist() == [3.0] * RECIPE.epochs
+    assert history["cpu_seconds_with_validation"].tolist() == [103.0] * RECIPE.epochs
 
 
 def test_the_same_seed_gives_the_same_weights():
@@ -236,11 +244,13 @@ def images_of(n_rows: int, *, channels: int = 1, side: int = 8) -> Split:
 )
 def test_the_transformer_is_as_large_as_what_it_is_compared_with(model, channels, side):
     settings = study.ablation_settings(model, keep_shares=[1.0, 0.3], sparse_weights=[1e-3])
-    pair = [s for s in settings if s.name in (study.DEIT, study._reference(settings))]
     splits = replace(tiny_splits(), train=images_of(2, channels=channels, side=side))
-    models = [build_classifier(setting, splits, seed=0) for setting in pair]
-    sizes = [sum(p.numel() for p in each.parameters()) for each in models]
-    assert max(sizes) < 1.1 * min(sizes)
+    rivals = {study._reference(settings): study.DEIT, study.TOP_DOWN: study.DEIT_LARGER}
+    for pair in rivals.items():
+        chosen = [setting for setting in settings if setting.name in pair]
+        models = [build_classifier(setting, splits, seed=0) for setting in chosen]
+        sizes = [sum(p.numel() for p in each.parameters()) for each in models]
+        assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)
 
 
 def test_the_transformer_reads_the_same_images():
@@ -275,13 +285,16 @@ def test_afmp_is_a_backbone():
 
 def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:
     """Return runs of two seeds with given accuracies on validation and on test rows."""
-    others = (study.TOP_DOWN, study.PUBLISHED, f"{study.PUBLISHED}, {study.TOP_DOWN}", study.DEIT)
+    others = [study.TOP_DOWN, study.PUBLISHED, f"{study.PUBLISHED}, {study.TOP_DOWN}"]
+    others += [study.DEIT, study.DEIT_LARGER]
     splits, rng = tiny_splits(), np.random.default_rng(0)
     runs = {}
     for name, (val, test) in {**dict.fromkeys(others, (0.5, 0.5)), **accuracies}.items():
         report = {"metrics": {"val_accuracy": val, "test_accuracy": test}, "parameters": 7}
         logits = {"test": rng.normal(size=(24, 3))}
-        history = pd.DataFrame({"test_accuracy": [test]})
+        history = pd.DataFrame({"epoch": [1, 2], "lr": 1e-3, "val_accuracy": [val / 2, val]})
+        history = history.assign(test_accuracy=test, cpu_seconds=2.0)
+        history = history.assign(cpu_seconds_with_validation=2.5)
         parts = {"history": history, "gates": pd.DataFrame(), "logits": logits, "report": report}
         parts["gate_maps"] = {}
         runs[name] = [
@@ -299,15 +312,15 @@ class TestStudy:
         )
         assert [setting.name for setting in settings] == [
             *["dense", "keep 0.3", "keep 0.2", "λ 0.001", "λ 1e-05", "top-down"],
-            *["published", "published, top-down", "DeiT"],
+            *["published", "published, top-down", "DeiT", "DeiT, larger"],
         ]
         on = {setting.name for setting in settings if setting.model.top_down}
-        assert on == {"top-down", "published, top-down"}
+        assert on == {"top-down", "published, top-down", "DeiT, larger"}
 
     def test_validation_rows_choose_the_share_that_is_tested(self):
         """On test rows "keep 0.2" is best, on validation rows "dense": the verdict is on dense."""
         accuracies = {"keep 0.3": (0.6, 0.6), "dense": (0.9, 0.5), "keep 0.2": (0.5, 0.9)}
-        text = study.verdict(made_up_ablation(accuracies))
+        text = afmp_verdict.verdict(made_up_ablation(accuracies))
         assert "best on validation rows: dense." in text
         assert "dense 50.00 %" in text  # but test rows report
 
@@ -346,8 +359,13 @@ class TestStudy:
         assert ablation.reference == "keep 0.3"
         assert set(ablation.table()["method"]) == {setting.name for setting in settings}
         assert len(ablation.history()) == 2 * len(settings)
-        text = study.verdict(ablation)
+        text = afmp_verdict.verdict(ablation)
         assert all(word in text for word in ("Keep share", "Top-down", "As published", "DeiT"))
+        sweep = afmp_published.published_sweep(ablation)
+        assert sweep["same logits"].tolist() == [True] * 5
+        assert "One and the same model" in afmp_published.sweep_words(sweep)
+        gates = afmp_gates.saturation_table(ablation, ["keep 0.3", "top-down"])
+        assert len(gates) == 2 * 2 and gates["saturated"].between(0, 1).all()
         head = afmp_knn.knn_head(ablation, "top-down", k=20)
         assert "attention" in set(head.table["method"]) and afmp_knn.knn_sentence(head)
         pictures = afmp_gates.gate_pictures(ablation, "keep 0.3")
@@ -383,6 +401,19 @@ class TestStudy:
 
 class TestMemory:
     """Peak memory of a step, measured in a process of its own."""
+
+    @pytest.mark.parametrize("kind", ["afmp", "deit"])
+    def test_fault_26_a_step_is_forward_and_backward_on_the_whole_batch(self, kind):
+        """Memory of forward alone, or of a few images, is what was published."""
+        splits, seen = tiny_splits(), []
+        model = build_classifier(Setting("a", MODEL, kind), splits, seed=0).train()
+        whole = afmp_memory.to_batch(splits.train.inputs)
+        part = model.network.trunk.patches if kind == "afmp" else model.network
+        part.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
+        afmp_memory._step(model, splits.train, len(splits.train))
+        assert seen == [len(whole)]
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+        assert all(p.grad.abs().max() > 0 for p in model.network.parameters() if p.ndim > 1)
 
     @pytest.mark.slow
     def test_a_larger_batch_needs_more(self):
@@ -428,7 +459,8 @@ class TestScaling:
         failed = {"model": "DeiT-Tiny", "side": 128, "outcome": "out of memory"}
         table = pd.concat([table, pd.DataFrame([failed])])
         table.to_csv(folder / "scaling.csv", index=False)
-        saved = {"options": {"clock": "cpu_seconds"}, "exponents": {"AFMP": 1.04}, "command": "go"}
+        options = {"clock": "cpu_seconds", "batch": 64, "sides": [64, 96, 128, 160]}
+        saved = {"options": options, "exponents": {"AFMP": 1.04}, "command": "go"}
         (folder / "scaling.json").write_text(json.dumps(saved))
         monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
         found = afmp_scaling.read_scaling()
@@ -436,3 +468,31 @@ class TestScaling:
         words = afmp_scaling.scaling_words(found)
         assert "AFMP 1.04" in words and "`go`" in words
         assert "at 96 px: AFMP 0.75." in words and "DeiT-Tiny at 128 px: out of memory." in words
+        assert "Asked for, but not measured: 160 px." in words
+        assert "Peak memory" not in words and "Parameters" not in words  # nothing to say it by
+        (folder.parent / "scaling-large").mkdir()
+        for name in ("scaling.csv", "scaling.json"):
+            (folder.parent / "scaling-large" / name).write_text((folder / name).read_text())
+        both = afmp_scaling.read_scalings()
+        assert list(both) == ["scaling", "scaling-large"]
+        assert afmp_scaling.all_scaling_words(both).count("batch 64") == 2
+
+    @pytest.mark.parametrize(
+        ("peaks", "said"),
+        [
+            ((90.0, 80.0), "0.90; AFMP-Small keep 0.1 0.80: pruning saves memory."),
+            ((110.0, 100.0), "1.10; AFMP-Small keep 0.1 1.00: pruning saves no memory."),
+            ((110.0, 80.0), "pruning saves memory at some shares only."),
+        ],
+    )
+    def test_memory_and_sizes_by_hand(self, peaks, said):
+        models = ["dense", "keep 0.3", "keep 0.1", "keep 0.3, top-down"]
+        table = pd.DataFrame(
+            {"model": [f"AFMP-Small {name}" for name in models], "side": 96, "outcome": "ok"}
+            | {"peak_mb": [100.0, *peaks, 500.0], "parameters": [3, 3, 3, 6], "seconds": 1.0}
+        )
+        found = afmp_scaling.Scaling(table, "seconds", {}, "go", {"batch": 2, "sides": [96]})
+        words = afmp_scaling.scaling_words(found)
+        assert f"AFMP-Small keep 0.3 {peaks[0] / 100:.2f}" in words and said in words
+        assert "3 of AFMP-Small with one pass, 6 with the top-down pass" in words
+        assert "not measured" not in words

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from toy_project import cell, make_project, study_cells, training_cells, write_notebook
 
 from attnknn.choices import QUICKSTART_DATA
-from attnknn.config import ConfigError
+from attnknn.config import ConfigError, parse_setting
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
 from attnknn.peers.problems import PROBLEMS
 from attnknn.pipeline import make_plan, run_pipeline
@@ -58,6 +59,22 @@ def is_alive(pid: int) -> bool:
 
 def result_names(result) -> list[str]:
     return sorted(result.executed)
+
+
+# ---- the command
+
+
+def test_a_plan_knows_the_command_that_makes_it(project):
+    overrides = {"k_eval": 7, "lr": 1e-5, "augment": ["crop", "flip"], "dataset": "digits"}
+    plan = make_plan(overrides=overrides, notebooks=["02"], seeds=[0, 3], name="mine")
+    assert plan.command == (
+        "attnknn run --profile quick --set k_eval=7 --set lr=1.0e-05 --set 'augment=[crop, flip]' "
+        "--set dataset=digits --notebooks 02 --seeds 0,3 --name mine"
+    )
+    words = shlex.split(plan.command)
+    given = [words[place + 1] for place, word in enumerate(words) if word == "--set"]
+    assert dict(parse_setting(text) for text in given) == overrides
+    assert make_plan().command == "attnknn run --profile quick --seeds 0 --name quick"
 
 
 # ---- parameters
@@ -341,6 +358,9 @@ def test_executed_copies_carry_outputs_and_provenance_but_no_private_path(finish
 
 def test_a_complete_run_is_kept(finished):
     again = run_pipeline(make_plan(seeds=[0, 1]), pdf=False)
+    report = json.loads((finished.folder / "report.json").read_text())
+    command = "attnknn run --profile quick --seeds 0,1 --name quick"
+    assert report["commands"].count(command) == 1  # given twice, told once
     assert again.executed == [] and len(again.kept) == 4 and again.is_complete
     assert again.seconds < 5
 

@@ -13,8 +13,9 @@ from attnknn.afmptrain.settings import Setting
 from attnknn.data import Splits
 from attnknn.linear import with_fast_linear
 
-# The transformer that stands beside AFMP: steps of its width, and the least width of a head.
-WIDTH_STEP, HEAD_WIDTH = 16, 32
+# The transformer that stands beside AFMP: steps of its width, fine enough for sizes within 10 %,
+# and the least width of a head.
+WIDTH_STEP, HEAD_WIDTH = 4, 32
 
 
 class Classifier(nn.Module):

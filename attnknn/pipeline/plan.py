@@ -1,9 +1,12 @@
 """A request → a checked plan: which notebook runs with which parameters, into which folder."""
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from attnknn.config import ConfigError
 from attnknn.pipeline.notebooks import Notebook, find_notebooks, select
@@ -29,6 +32,8 @@ class Plan:
         wanted: Names of the notebooks selected by the user.
         assignment: Checked parameters.
         seeds: Seeds to train and read.
+        set_by_hand: Names of the parameters that differ from the profile.
+        selected: Numbers of the notebooks that were selected; empty where all of them were.
     """
 
     profile: str
@@ -37,6 +42,21 @@ class Plan:
     wanted: set[str]
     assignment: Assignment
     seeds: list[int]
+    set_by_hand: tuple[str, ...] = ()
+    selected: tuple[str, ...] = ()
+
+    @property
+    def command(self) -> str:
+        """The command that makes this run, whoever asked for it and from where."""
+        # A profile by path is named by its file: reports tell nothing of the machine's folders.
+        profile = Path(self.profile).name
+        words = ["attnknn", "run", "--profile", profile]
+        for name in self.set_by_hand:
+            words += ["--set", f"{name}={_as_yaml(self.assignment.values[name])}"]
+        if self.selected:
+            words += ["--notebooks", ",".join(self.selected)]
+        words += ["--seeds", ",".join(map(str, self.seeds)), "--name", self.folder.name]
+        return shlex.join(words)
 
     def tasks(self) -> tuple[list[Task], list[Task]]:
         """Return the training, one task a seed, and all the rest."""
@@ -87,7 +107,17 @@ class Request:
         trained = any(book.reads_training for book in self.wanted)
         needed = [b for b in self.books if b in self.wanted or (trained and b.is_training)]
         names = {book.name for book in self.wanted}
-        return Plan(self.profile, folder, needed, names, assignment, self.seeds)
+        whole = len(self.wanted) == len(self.books)
+        return Plan(
+            self.profile,
+            folder,
+            needed,
+            names,
+            assignment,
+            self.seeds,
+            set_by_hand=tuple(overrides),
+            selected=() if whole else tuple(book.number for book in self.wanted),
+        )
 
 
 def read_request(
@@ -141,3 +171,15 @@ def make_plan(
     if (plan.folder / GRID_NAME).is_file():
         raise ConfigError(f"name must not be that of a grid, got {name=}: {plan.folder} is one")
     return plan
+
+
+def _as_yaml(value: Any) -> str:
+    """Return a value as ``--set`` reads it, in one line.
+
+    >>> _as_yaml(1e-5)
+    '1.0e-05'
+    """
+    plain = list(value) if isinstance(value, tuple) else value
+    # As the one item of a list: a lone value would end with a mark of its own.
+    shown = yaml.safe_dump([plain], default_flow_style=True, width=float("inf"), allow_unicode=True)
+    return shown.strip()[1:-1]

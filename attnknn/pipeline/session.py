@@ -184,6 +184,8 @@ def _open(run: RunFolder, plan: Plan, *, force: bool) -> None:
     run.report |= {
         "run": plan.folder.name,
         "profile": plan.profile,
+        # All that were given for this folder, in order: each may have asked for other notebooks.
+        "commands": list(dict.fromkeys([*run.report.get("commands", []), plan.command])),
         "status": "running",
         "started": now(),
         "dataset": plan.assignment.config.data.dataset,

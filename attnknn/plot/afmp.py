@@ -1,6 +1,6 @@
 """Figures of AFMP: ablation panels, gates over images, sparsity by layer, scaling."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -33,7 +33,9 @@ _MARKERS, _ASIDE = "osD^vPX*", 0.12
 _LINES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
-def afmp_panels(history: pd.DataFrame, names: Sequence[str]) -> Figure:
+def afmp_panels(
+    history: pd.DataFrame, names: Sequence[str], *, labels: Mapping[str, str] | None = None
+) -> Figure:
     """Draw validation accuracy, training loss, sparsity loss and time per epoch of settings.
 
     Lines are means over seeds, bands run from the lowest to the highest seed.
@@ -41,7 +43,9 @@ def afmp_panels(history: pd.DataFrame, names: Sequence[str]) -> Figure:
     Args:
         history: Columns ``setting``, ``seed``, ``epoch`` and those of ``PANELS``.
         names: Settings to draw, in this order.
+        labels: What a setting is called in this figure, where not by its name.
     """
+    labels = labels or {}
     figure, axes = plt.subplots(2, 2, figsize=(FULL_WIDTH, 4.0), sharex=True)
     shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
     for ax, (column, label, scale) in zip(axes.flat, PANELS, strict=True):
@@ -50,7 +54,7 @@ def afmp_panels(history: pd.DataFrame, names: Sequence[str]) -> Figure:
                 index="epoch", columns="seed", values=column
             )
             style = {"color": shade, "linestyle": _LINES[place % len(_LINES)]}
-            ax.plot(rows.index, rows.mean(axis=1), label=name, **style)
+            ax.plot(rows.index, rows.mean(axis=1), label=labels.get(name, name), **style)
             ax.fill_between(
                 rows.index, rows.min(axis=1), rows.max(axis=1), color=shade, alpha=0.12, linewidth=0
             )

@@ -1,4 +1,4 @@
-"""AFMP ablations: settings and seeds become histories, measures, paired tests and a verdict.
+"""AFMP ablations: settings and seeds become histories, measures and paired tests.
 
 Axes: B rows, C classes.
 """
@@ -20,14 +20,18 @@ from tqdm import tqdm
 
 from attnknn.afmp import AFMPConfig
 from attnknn.afmptrain import AblationRun, Recipe, Setting, run_path, train_setting
-from attnknn.compare import compare_methods, verdict_sentence
+from attnknn.compare import compare_methods, with_verdicts
 from attnknn.data import Splits, load_splits
 from attnknn.provenance import REPORT_NAME
 from attnknn.report import DisplayTable, pivot_mean_interval
 from attnknn.studies.contest import tidy_measures
 from attnknn.trained import choose_device
 
-TOP_DOWN, PUBLISHED, DEIT = "top-down", "published", "DeiT"
+DENSE, TOP_DOWN, PUBLISHED = "dense", "top-down", "published"
+DEIT, DEIT_LARGER = "DeiT", "DeiT, larger"
+# Besides the reference, each with its counterpart: the published model prunes nothing, and the
+# larger transformer has the size of the model with the top-down pass.
+PAIRS = ((PUBLISHED, DENSE), (TOP_DOWN, DEIT_LARGER))
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,19 @@ class Ablation:
         """Return every setting's paired difference to the reference."""
         return compare_methods(self.probs, self.labels, self.reference, metrics=metrics)
 
+    def pairs(self, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")) -> pd.DataFrame:
+        """Return the paired differences of ``PAIRS``, as far as both were trained; one family."""
+        tables = [
+            compare_methods(
+                {name: self.probs[name] for name in pair}, self.labels, pair[1], metrics=metrics
+            )
+            for pair in PAIRS
+            if set(pair) <= set(self.runs)
+        ]
+        if not tables:
+            return self.comparison(metrics=metrics).iloc[:0]
+        return with_verdicts(pd.concat(tables, ignore_index=True), family=["metric"])
+
     def _joined(self, part: str) -> pd.DataFrame:
         tables = [
             getattr(run, part).assign(setting=name, seed=run.seed)
@@ -88,7 +105,7 @@ class Ablation:
 
 def keep_name(share: float) -> str:
     """Return what a setting is called by the share of edges it keeps."""
-    return "dense" if share == 1 else f"keep {share:g}"
+    return DENSE if share == 1 else f"keep {share:g}"
 
 
 def ablation_settings(
@@ -98,7 +115,8 @@ def ablation_settings(
 
     Shares kept and penalty weights are tried without the top-down pass; then the pass is added to
     the reference (the model's own share and weight). Beside them stand the published model, with
-    and without its top-down pass, and a transformer of about the reference's size.
+    and without its top-down pass, and two transformers: one of about the reference's size, and one
+    of about the size of the model with the top-down pass.
 
     Args:
         model: The full model: its sizes, share and weight are the reference's.
@@ -120,6 +138,7 @@ def ablation_settings(
         Setting(f"{PUBLISHED}, {TOP_DOWN}", replace(model, top_down=True), "published"),
         # NOTE: as large as what it is compared with; the top-down pass has half as much again.
         Setting(DEIT, plain, "deit"),
+        Setting(DEIT_LARGER, replace(model, top_down=True), "deit"),
     ]
 
 
@@ -226,59 +245,19 @@ def _epoch_seconds(runs: list[AblationRun]) -> float:
 
 
 def comparison_table(ablation: Ablation) -> pd.DataFrame:
-    """Return the paired tests against the reference, for printing."""
-    table = ablation.comparison()
-    columns = ["method", "metric", "difference", "low", "high", "p_holm", "verdict"]
-    return table[columns].rename(columns={"method": "setting"})
+    """Return the paired tests against the reference, then those of ``PAIRS``, for printing."""
+    table = pd.concat([ablation.comparison(), ablation.pairs()], ignore_index=True)
+    columns = ["method", "baseline", "metric", "difference", "low", "high", "p_holm", "verdict"]
+    return table[columns].rename(columns={"method": "setting", "baseline": "against"})
 
 
-def verdict(ablation: Ablation, knn: str = "") -> str:
-    """Return, in Markdown, what each part of the ablation showed.
-
-    Args:
-        ablation: The runs.
-        knn: What the kNN head showed, as a sentence.
-    """
-    table = ablation.comparison(metrics=("accuracy",)).set_index("method")
-    means = {name: _mean_accuracy(runs, "test") for name, runs in ablation.runs.items()}
-    spoken = {name: verdict_sentence({**row, "method": name}) for name, row in table.iterrows()}
-    shares = [name for name in means if name == "dense" or name.startswith("keep ")]
-    # NOTE: leakage guard. Test rows judge the chosen share, so validation rows choose it.
-    best = max(shares, key=lambda name: _mean_accuracy(ablation.runs[name], "val"))
-    accuracies = ", ".join(f"{name} {100 * means[name]:.2f} %" for name in shares)
-    lines = [f"**Keep share.** {accuracies}; best on validation rows: {best}."]
-    lines += [spoken[name] for name in shares if name in spoken and name == best]
-    lines += [f"**Penalty {name}.** {spoken[name]}" for name in spoken if name.startswith("λ")]
-    lines.append(f"**Top-down pass.** {spoken[TOP_DOWN]}")
-    lines.append(f"**As published.** {spoken[PUBLISHED]} {_published_words(ablation)}")
-    lines.append(f"**Transformer.** {spoken[DEIT]} {_transformer_words(ablation, means)}")
-    return "\n".join(f"- {line}" for line in [*lines, *([knn] if knn else [])])
+def penalty_names(ablation: Ablation) -> dict[str, str]:
+    """Return the settings that differ in the penalty alone, each with its weight as its label."""
+    names = [name for name in ablation.runs if name == ablation.reference or name.startswith("λ")]
+    weights = {name: ablation.runs[name][0].setting.model.sparse_weight for name in names}
+    return {name: f"λ {weights[name]:g}" for name in sorted(names, key=weights.get, reverse=True)}
 
 
-def _transformer_words(ablation: Ablation, means: dict[str, float]) -> str:
-    """Say how large and how accurate the transformer and both forms of AFMP are."""
-    names = [DEIT, ablation.reference, TOP_DOWN]
-    sizes = {name: ablation.runs[name][0].report["parameters"] for name in names}
-    shown = (f"{name} {100 * means[name]:.2f} % ({sizes[name]:,})" for name in names)
-    return f"Accuracy (parameters): {', '.join(shown)}."
-
-
-def _published_words(ablation: Ablation) -> str:
-    """Say what the published top-down ablation and its choice of the epoch measure."""
-    pair = [PUBLISHED, f"{PUBLISHED}, {TOP_DOWN}"]
-    probs = {name: ablation.probs[name] for name in pair}
-    row = compare_methods(probs, ablation.labels, PUBLISHED, metrics=("accuracy",)).iloc[0]
-    chosen = [
-        run.history["test_accuracy"].max() - run.report["metrics"]["test_accuracy"]
-        for name in pair
-        for run in ablation.runs[name]
-    ]
-    return (
-        f"Its top-down pass cannot reach the output; the two differ by what seeds do: "
-        f"{row['difference']:+.4f}. Choosing the epoch on test rows, as it did, adds "
-        f"{100 * np.mean(chosen):.2f} points."
-    )
-
-
-def _mean_accuracy(runs: list[AblationRun], part: str) -> float:
+def mean_accuracy(runs: list[AblationRun], part: str) -> float:
+    """Return the mean accuracy of runs on the "val" or the "test" rows."""
     return float(np.mean([run.report["metrics"][f"{part}_accuracy"] for run in runs]))

@@ -1,5 +1,6 @@
 """Gates of a trained AFMP setting, as tables and pictures."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,8 @@ import torch
 
 from attnknn.afmp import LayerGates, grid_scaffold
 from attnknn.studies.afmp import Ablation
+
+LOW, HIGH = 0.02, 0.98  # a gate beyond these is saturated: hardly any gradient passes it
 
 
 def gate_values(ablation: Ablation, name: str, *, n_images: int = 64) -> pd.DataFrame:
@@ -28,6 +31,38 @@ def gate_values(ablation: Ablation, name: str, *, n_images: int = 64) -> pd.Data
             ),
             "gate": np.concatenate([each.channels.flatten().numpy() for each in layers]),
         }
+    )
+
+
+def saturation_table(ablation: Ablation, names: Sequence[str]) -> pd.DataFrame:
+    """Return, by setting and layer, which shares of the kept edges' gates are saturated.
+
+    Args:
+        ablation: The runs.
+        names: Settings of the corrected model.
+
+    Returns:
+        One row per setting and layer: ``setting``, ``layer``, ``nearly closed``, ``nearly open``
+        and their sum ``saturated``, as shares of all channels of all kept edges.
+    """
+    rows = []
+    for name in names:
+        for layer, gates in gate_values(ablation, name).groupby("layer")["gate"]:
+            shut, wide = float((gates < LOW).mean()), float((gates > HIGH).mean())
+            shares = {"nearly closed": shut, "nearly open": wide, "saturated": shut + wide}
+            rows.append({"setting": name, "layer": layer} | shares)
+    return pd.DataFrame(rows)
+
+
+def saturation_words(table: pd.DataFrame) -> str:
+    """Say how many gates of a table's first setting are saturated, layer by layer."""
+    name = table["setting"].iloc[0]
+    rows = table[table["setting"] == name]
+    shown = ", ".join(f"{100 * share:.0f} %" for share in rows["saturated"])
+    n_layers = int((rows["saturated"] > 0.5).sum())
+    return (
+        f"**Gates.** More than half of the gates of “{name}” are saturated (below {LOW:g} or above "
+        f"{HIGH:g}) in {n_layers} of {len(rows)} layers; from the first to the last: {shown}."
     )
 
 

@@ -1,16 +1,19 @@
 """The saved measurement of how AFMP and DeiT-Tiny scale becomes a figure's table and words."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from attnknn.files import read_json
 from attnknn.runs import project_root, results_root
 
-PLACE = Path("afmp") / "scaling"
+PLACE = Path("afmp")
+NAMES = ("scaling", "scaling-large")  # the usual sizes, and those for which a smaller batch is due
 COMMAND = "python benchmarks/afmp_scaling.py --out results/afmp/scaling"
-RIVAL = "DeiT-Tiny"
+RIVAL, FAMILY, DENSE, TOP_DOWN = "DeiT-Tiny", "AFMP-Small", "AFMP-Small dense", "top-down"
 
 
 @dataclass(frozen=True)
@@ -22,28 +25,56 @@ class Scaling:
         clock: Which column of the table holds the times that count.
         exponents: Slope of log time in log patches, by model.
         command: What was run.
+        options: What was asked for: batch, image sizes, ...
     """
 
     table: pd.DataFrame
     clock: str
     exponents: dict[str, float]
     command: str
+    options: dict[str, Any]
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """What ``plot.scaling_panels`` draws."""
+        return {"table": self.table, "clock": self.clock}
+
+    @property
+    def good(self) -> pd.DataFrame:
+        """What was measured."""
+        return self.table[self.table["outcome"] == "ok"]
 
 
-def read_scaling(folder: Path | None = None) -> Scaling | None:
+def read_scalings() -> dict[str, Scaling]:
+    """Return all that the benchmark has saved, by name."""
+    found = {name: read_scaling(name) for name in NAMES}
+    return {name: scaling for name, scaling in found.items() if scaling is not None}
+
+
+def read_scaling(name: str = NAMES[0]) -> Scaling | None:
     """Return what the benchmark saved, or None where it has not been run.
 
     Args:
-        folder: Where it saved to; None looks among the results, then in the project.
+        name: One of ``NAMES``: a folder among the results, or else in the project.
     """
     roots = (results_root(), (project_root() or Path()) / "results")
-    places = [root / PLACE for root in roots] if folder is None else [Path(folder)]
+    places = [root / PLACE / name for root in roots]
     place = next((each for each in places if (each / "scaling.csv").is_file()), None)
     if place is None:
         return None
     saved = read_json(place / "scaling.json")
-    table = pd.read_csv(place / "scaling.csv")
-    return Scaling(table, saved["options"]["clock"], saved["exponents"], saved["command"])
+    table, options = pd.read_csv(place / "scaling.csv"), saved["options"]
+    return Scaling(table, options["clock"], saved["exponents"], saved["command"], options)
+
+
+def all_scaling_words(scalings: Mapping[str, Scaling]) -> str:
+    """Return, in Markdown, what was measured, one list a measurement."""
+    if not scalings:
+        return scaling_words(None)
+    return "\n\n".join(
+        f"**{name}**, batch {each.options['batch']}\n\n{scaling_words(each)}"
+        for name, each in scalings.items()
+    )
 
 
 def scaling_words(scaling: Scaling | None) -> str:
@@ -52,17 +83,20 @@ def scaling_words(scaling: Scaling | None) -> str:
         return f"Not measured here; `{COMMAND}` does."
     grows = "; ".join(f"{name} {value:.2f}" for name, value in scaling.exponents.items())
     lines = [f"Time ~ patches ** exponent: {grows}."]
-    lines += _over_rival(scaling)
+    lines += _over_rival(scaling) + _memory_words(scaling) + _size_words(scaling)
     failed = scaling.table[scaling.table["outcome"] != "ok"]
     lines += [
         f"{row.model} at {row.side} px: {row.outcome}." for row in failed.itertuples(index=False)
     ]
+    asked = scaling.options.get("sides", [])
+    if missing := sorted(set(asked) - set(scaling.table["side"])):
+        lines.append(f"Asked for, but not measured: {', '.join(map(str, missing))} px.")
     return "\n".join(f"- {line}" for line in [*lines, f"Measured by `{scaling.command}`."])
 
 
 def _over_rival(scaling: Scaling) -> list[str]:
     """Say how the times compare at the largest size that the rival managed."""
-    good = scaling.table[scaling.table["outcome"] == "ok"]
+    good = scaling.good
     side = good.loc[good["model"] == RIVAL, "side"].max()
     times = good[good["side"] == side].set_index("model")[scaling.clock]
     if RIVAL not in times:
@@ -70,3 +104,46 @@ def _over_rival(scaling: Scaling) -> list[str]:
     shares = (times / times[RIVAL]).drop(RIVAL).items()
     shown = "; ".join(f"{name} {value:.2f}" for name, value in shares)
     return [f"Time over that of {RIVAL} at {side} px: {shown}."]
+
+
+def _one_pass(scaling: Scaling) -> pd.DataFrame:
+    """Return the rows of AFMP without the top-down pass at the largest size that dense managed."""
+    good = scaling.good
+    side = good.loc[good["model"] == DENSE, "side"].max()
+    names = good["model"]
+    rows = good[(good["side"] == side) & names.str.startswith(FAMILY)]
+    return rows[~rows["model"].str.endswith(TOP_DOWN)].set_index("model")
+
+
+def _memory_words(scaling: Scaling) -> list[str]:
+    """Say what pruning does to the peak memory, over that of the dense model."""
+    rows = _one_pass(scaling)
+    if DENSE not in rows.index or "peak_mb" not in rows or len(rows) < 2:
+        return []
+    shares = (rows["peak_mb"] / rows.loc[DENSE, "peak_mb"]).drop(DENSE)
+    shown = "; ".join(f"{name} {value:.2f}" for name, value in shares.items())
+    if (shares < 1).all():
+        said = "pruning saves memory"
+    elif (shares >= 1).all():
+        said = "pruning saves no memory"
+    else:
+        said = "pruning saves memory at some shares only"
+    side = int(rows["side"].iloc[0])
+    return [f"Peak memory over that of {DENSE} at {side} px: {shown}: {said}."]
+
+
+def _size_words(scaling: Scaling) -> list[str]:
+    """Say how many parameters the timed models have: one pass needs fewer than two."""
+    good = scaling.good
+    if "parameters" not in good:
+        return []
+    counts = good.groupby("model", sort=False)["parameters"].max()
+    family = counts[counts.index.str.startswith(FAMILY)]
+    two = family[family.index.str.endswith(TOP_DOWN)]
+    one = family.drop(two.index)
+    if one.empty or two.empty:
+        return []
+    return [
+        f"Parameters: {one.max():,.0f} of {FAMILY} with one pass, {two.max():,.0f} with the "
+        f"top-down pass; it is the latter that stands for {FAMILY}'s size."
+    ]

@@ -1,0 +1,119 @@
+"""The verdict of AFMP ablations: every sentence follows from the runs."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+from test_afmp_train import made_up_ablation
+
+from attnknn.studies import afmp as study
+from attnknn.studies import afmp_gates, afmp_published, afmp_verdict
+
+SHARES = {"dense": (0.6, 0.6), "keep 0.3": (0.9, 0.5)}
+PUBLISHED_PAIR = "published, in which one image of a batch exchanges messages, "
+
+
+def with_hits(ablation: study.Ablation, hits: dict[str, int]) -> study.Ablation:
+    """Return the ablation with the first so many of 24 test rows of each setting right."""
+    labels, runs = ablation.labels, dict(ablation.runs)
+    for name, n_hits in hits.items():
+        wanted = np.where(np.arange(len(labels)) < n_hits, labels, (labels + 1) % 3)
+        logits = {"test": 3.0 * np.eye(3)[wanted]}
+        runs[name] = [replace(run, logits=logits) for run in runs[name]]
+    return replace(ablation, runs=runs)
+
+
+@pytest.mark.parametrize(
+    ("dense", "published", "said"),
+    [
+        (24, 6, "is worse than dense: messages of every image add 75.00 points on these data."),
+        (6, 24, "is better than dense: messages of every image cost 75.00 points on these data."),
+        (12, 12, "cannot be told from dense: that messages add anything on these data is not"),
+    ],
+)
+def test_the_published_model_is_held_against_the_dense_one(dense, published, said):
+    """Neither of them prunes; the reference does."""
+    hits = {"dense": dense, study.PUBLISHED: published}
+    text = afmp_verdict.verdict(with_hits(made_up_ablation(SHARES), hits))
+    assert PUBLISHED_PAIR + said in text
+
+
+def test_without_a_dense_model_nothing_is_said_of_it():
+    assert PUBLISHED_PAIR not in afmp_verdict.verdict(made_up_ablation({"keep 0.3": (0.9, 0.5)}))
+
+
+def test_the_top_down_pass_is_held_against_the_larger_transformer():
+    hits = {study.TOP_DOWN: 24, study.DEIT_LARGER: 6}
+    ablation = with_hits(made_up_ablation(SHARES), hits)
+    assert "top-down is better than DeiT, larger in accuracy (+0.7500" in (
+        afmp_verdict.verdict(ablation)
+    )
+    table = study.comparison_table(ablation)
+    pairs = set(zip(table["setting"], table["against"], strict=True))
+    assert {("published", "dense"), ("top-down", "DeiT, larger")} <= pairs
+    assert ("dense", "keep 0.3") in pairs
+
+
+def test_the_dense_model_is_compared_whatever_share_is_best():
+    text = afmp_verdict.verdict(made_up_ablation(SHARES))
+    assert "best on validation rows: keep 0.3." in text
+    assert any(line.startswith(("- dense and keep 0.3", "- dense is")) for line in text.split("\n"))
+
+
+def history(peaks: list[int], rates: list[float], *, epochs: int = 4) -> pd.DataFrame:
+    """Return runs that are best in given epochs and end with given rates."""
+    return pd.concat(
+        pd.DataFrame({"setting": "a", "seed": seed, "epoch": np.arange(1, epochs + 1)}).assign(
+            val_accuracy=lambda run, peak=peak: -(run["epoch"] - peak).abs(),
+            lr=lambda run, rate=rate: np.where(run["epoch"] == epochs, rate, 1.0),
+        )
+        for seed, (peak, rate) in enumerate(zip(peaks, rates, strict=True))
+    )
+
+
+def test_runs_that_have_not_converged_say_so():
+    text = afmp_verdict.training_words(history([2, 4, 4], [0.2, 1.0, 1.0]))
+    assert text == (
+        "3 runs of 4 epochs were best on validation rows in epochs 2 to 4 (median 4), 2 of them in "
+        "the last; the learning rate was lowered in 1. They have not all converged: the "
+        "differences are those of this budget."
+    )
+    assert "converged" not in afmp_verdict.training_words(history([2, 3], [0.2, 0.2]))
+    assert "have not all" in afmp_verdict.training_words(history([2, 3], [1.0, 0.2]))
+
+
+def test_fault_21_the_published_sweep_is_told_by_its_counts():
+    sweep = pd.DataFrame(
+        {"edges to keep": [409, 614], "edges": 33, "pruned": 0, "same logits": True}
+    )
+    said = "One and the same model at all shares: it keeps 409 edges or more out of 33"
+    assert said in afmp_published.sweep_words(sweep)
+    other = sweep.assign(pruned=[5, 0], **{"same logits": [True, False]})
+    assert "prunes at 1 of 2 shares" in afmp_published.sweep_words(other)
+
+
+def test_penalties_are_called_by_their_weights():
+    """Without a name of its own, the reference's weight could not be read off the figure."""
+    ablation = made_up_ablation({"keep 0.3": (0.5, 0.5), "λ 1e-05": (0.5, 0.5)})
+    (run, *_) = ablation.runs["λ 1e-05"]
+    model = replace(run.setting.model, sparse_weight=1e-5)
+    runs = ablation.runs | {"λ 1e-05": [replace(run, setting=replace(run.setting, model=model))]}
+    names = study.penalty_names(replace(ablation, runs=runs))
+    assert list(names.items()) == [("keep 0.3", "λ 0.0001"), ("λ 1e-05", "λ 1e-05")]
+
+
+def test_fault_26_what_validation_adds_to_an_epoch_is_said():
+    """2.0 s of training and 0.5 s of validation an epoch."""
+    assert "adds 25 % of CPU time" in afmp_verdict.verdict(made_up_ablation(SHARES))
+
+
+def test_saturated_gates_are_counted_by_hand(monkeypatch):
+    values = pd.DataFrame({"layer": [1] * 4 + [2] * 4, "gate": [0.01, 0.99, 0.985, 0.5] * 2})
+    values.loc[4:, "gate"] = [0.02, 0.98, 0.5, 0.001]  # the limits themselves are not beyond
+    monkeypatch.setattr(afmp_gates, "gate_values", lambda *_: values)
+    table = afmp_gates.saturation_table(made_up_ablation({}), ["keep 0.3"])
+    assert table["nearly closed"].tolist() == [0.25, 0.25]
+    assert table["nearly open"].tolist() == [0.5, 0.0]
+    words = afmp_gates.saturation_words(table)
+    assert "in 1 of 2 layers; from the first to the last: 75 %, 25 %." in words
