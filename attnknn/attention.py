@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from attnknn.config import AttentionConfig
+from attnknn.config import AttentionConfig, check_heads
 from attnknn.neighbours import Neighbours
 from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 from attnknn.posterior import PrototypePosterior
@@ -111,6 +111,7 @@ class NeighbourAttention(nn.Module):
 
     def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
         super().__init__()
+        check_heads("dim", dim, config)
         self.config = config
         self.parts = score_parts(config, dim=dim, n_classes=n_classes)
         if not self.parts:
