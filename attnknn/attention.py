@@ -193,7 +193,7 @@ def with_floor(probs: Float[Tensor, "B C"], floor: Tensor | float) -> Float[Tens
     return (1 - floor) * probs + floor / probs.shape[1]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: what a memory's view keeps from here serves training too
 def attention_probs(
     attention: NeighbourAttention, neighbours: Neighbours
 ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"]]:
