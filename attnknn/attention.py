@@ -23,7 +23,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from attnknn.calibrate import LEAST_SHARE
-from attnknn.config import AttentionConfig
+from attnknn.config import AttentionConfig, check_heads
 from attnknn.neighbours import Neighbours
 from attnknn.parts import Evidence, SelfAttention, ValuePath, score_parts
 from attnknn.posterior import PrototypePosterior
@@ -112,6 +112,7 @@ class NeighbourAttention(nn.Module):
 
     def __init__(self, config: AttentionConfig, *, dim: int, n_classes: int) -> None:
         super().__init__()
+        check_heads("dim", dim, config)
         self.config = config
         self.parts = score_parts(config, dim=dim, n_classes=n_classes)
         if not self.parts:
@@ -195,7 +196,7 @@ def with_floor(probs: Float[Tensor, "B C"], floor: Tensor | float) -> Float[Tens
     return (1 - floor) * probs + floor / probs.shape[1]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: what a memory's view keeps from here serves training too
 def attention_probs(
     attention: NeighbourAttention, neighbours: Neighbours
 ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"]]:

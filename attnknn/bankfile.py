@@ -98,14 +98,19 @@ def load_arrays(path: Path, *, on_disk: bool) -> tuple[dict[str, np.ndarray], di
         path: The file.
         on_disk: Leave the rows in the file, memory-mapped.
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    with safe_open(path, framework="np") as handle:
-        settings = json.loads((handle.metadata() or {}).get(_HEADER_KEY, "null"))
-        if settings is None:
-            raise ValueError(f"path must be a saved memory bank, got path={str(path)!r}")
-        names = [name for name in handle.keys() if not (on_disk and name == "rows")]
-        arrays = {name: handle.get_tensor(name) for name in names}
+    try:
+        with safe_open(path, framework="np") as handle:
+            settings = json.loads((handle.metadata() or {}).get(_HEADER_KEY, "null"))
+            if settings is None:
+                raise ValueError(f"path must be a saved memory bank, got path={str(path)!r}")
+            names = [name for name in handle.keys() if not (on_disk and name == "rows")]
+            arrays = {name: handle.get_tensor(name) for name in names}
+    except SafetensorError as error:
+        raise ValueError(
+            f"path must be a whole file of a saved memory bank, got path={str(path)!r} ({error})"
+        ) from None
     return (arrays | {"rows": _mapped_rows(path)} if on_disk else arrays), settings
 
 

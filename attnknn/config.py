@@ -7,7 +7,7 @@ impossible is refused before a run starts, naming the key, the rule and the clos
 
 import re
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,9 @@ import yaml
 from attnknn.checks import check_one_of, nearest_name
 from attnknn.choices import BACKBONE_NAMES, DEVICES, INDEX_NAMES, SITUATION_FEATURES, Augmentation
 from attnknn.typed import ConfigError, checked_value, option
+
+WITH_WEIGHTS = ("resnet18", "resnet50", "timm:")  # backbones that others have trained already
+WIDE_AS_ASKED = ("mlp", "mlp-periodic", "pca")  # backbones of width embed_dim, without a projection
 
 
 @dataclass(frozen=True)
@@ -185,22 +188,14 @@ class RunConfig:
 
 def field_names() -> tuple[str, ...]:
     """Return the flat names of all settings."""
-    return tuple(_each_field_name())
-
-
-def _each_field_name() -> Iterator[str]:
-    for section in fields(RunConfig):
-        if section.name == "seed":
-            yield "seed"
-        else:
-            yield from (entry.name for entry in fields(section.type))
+    sections = [section.type for section in fields(RunConfig) if section.name != "seed"]
+    return (*(entry.name for section in sections for entry in fields(section)), "seed")
 
 
 def read_params(path: Path) -> dict[str, Any]:
     """Return the flat parameters of a YAML file."""
-    path = Path(path)
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} must be valid YAML: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
@@ -246,12 +241,7 @@ def _check_together(config: RunConfig) -> None:
             f"got temperature_start={attention.temperature_start}"
         )
     _check_parts(attention)
-    uses_heads = attention.qk == "full" or attention.self_attention or attention.value_path
-    if uses_heads and config.embedder.embed_dim % attention.heads:
-        raise ConfigError(
-            "embed_dim must be a multiple of heads, got "
-            f"embed_dim={config.embedder.embed_dim}, heads={attention.heads}"
-        )
+    _check_embedder(config.embedder, attention)
     rising = list(training.small_until) == sorted(set(training.small_until))
     if len(training.small_sizes) != len(training.small_until) or not rising:
         raise ConfigError(
@@ -263,6 +253,27 @@ def _check_together(config: RunConfig) -> None:
             "warmup_epochs must not exceed epochs, got "
             f"warmup_epochs={training.warmup_epochs}, epochs={training.epochs}"
         )
+
+
+def check_heads(name: str, width: int, attention: AttentionConfig) -> None:
+    """Refuse an embedding width that the heads cannot share, where a part deals it out to them."""
+    deals_out = attention.qk == "full" or attention.self_attention or attention.value_path
+    if deals_out and width % attention.heads:
+        raise ConfigError(
+            f"{name} must be a multiple of heads with qk='full', self_attention or value_path, "
+            f"got {name}={width}, heads={attention.heads}"
+        )
+
+
+def _check_embedder(embedder: EmbedderConfig, attention: AttentionConfig) -> None:
+    """Refuse weights that do not exist; the width too, unless the backbone decides it later."""
+    if embedder.pretrained is True and not embedder.backbone.startswith(WITH_WEIGHTS):
+        raise ConfigError(
+            "pretrained must be 'auto' or False with a backbone that has no pretrained weights, "
+            f"got pretrained=True, backbone={embedder.backbone!r}"
+        )
+    if embedder.projection != "none" or embedder.backbone in WIDE_AS_ASKED:
+        check_heads("embed_dim", embedder.embed_dim, attention)
 
 
 def _check_parts(attention: AttentionConfig) -> None:

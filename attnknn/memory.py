@@ -3,7 +3,7 @@
 Axes: B queries, K neighbours of each, D embedding width, C classes, N memory rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class MemoryBank(RowBank):
     def __init__(
         self,
         rows: Float[np.ndarray, "N D"],
-        labels: Int[np.ndarray, " N"],
+        labels: Int[np.ndarray, " N"] | Sequence[int],
         *,
         n_classes: int,
         index: str = "auto",
@@ -71,7 +71,7 @@ class MemoryBank(RowBank):
         queries: Float[np.ndarray, "B D"],
         k: int,
         *,
-        exclude_ids: Int[np.ndarray, " B"] | None = None,
+        exclude_ids: Int[np.ndarray, " B"] | Sequence[int] | None = None,
     ) -> Neighbours:
         """Return the k nearest rows of each query.
 
@@ -112,7 +112,7 @@ class MemoryBank(RowBank):
             self.rows, labels, own_neighbours, n_classes=self.n_classes, weights=self.weights
         )
 
-    def relabelled(self, labels: Int[np.ndarray, " N"]) -> "MemoryBank":
+    def relabelled(self, labels: Int[np.ndarray, " N"] | Sequence[int]) -> "MemoryBank":
         """Return a bank over the same rows, index and leave-one-out neighbours, other labels."""
         checked = self._checked_labels(labels, len(self))
         _ = self.own_neighbours  # searched at most once for any number of twins
@@ -125,7 +125,7 @@ class MemoryBank(RowBank):
     def add(
         self,
         rows: Float[np.ndarray, "N D"],
-        labels: Int[np.ndarray, " N"],
+        labels: Int[np.ndarray, " N"] | Sequence[int],
         *,
         weights: Float[np.ndarray, " N"] | None = None,
     ) -> None:
@@ -142,7 +142,7 @@ class MemoryBank(RowBank):
         self._forget_derived()
         self._extend_index()
 
-    def remove(self, ids: Int[np.ndarray, " M"]) -> None:
+    def remove(self, ids: Int[np.ndarray, " M"] | Sequence[int]) -> None:
         """Delete rows; the rows behind them move up. The index is built anew."""
         keep = torch.ones(len(self), dtype=torch.bool)
         keep[self._checked_ids(ids)] = False
@@ -153,7 +153,11 @@ class MemoryBank(RowBank):
         self._forget_derived()
         self._rebuild_index()
 
-    def relabel(self, ids: Int[np.ndarray, " M"], labels: Int[np.ndarray, " M"]) -> None:
+    def relabel(
+        self,
+        ids: Int[np.ndarray, " M"] | Sequence[int],
+        labels: Int[np.ndarray, " M"] | Sequence[int],
+    ) -> None:
         """Give rows other labels; the neighbours of the rows stay valid."""
         changed = self.labels.clone()
         changed[self._checked_ids(ids)] = self._checked_labels(labels, len(ids))
@@ -206,16 +210,18 @@ class MemoryBank(RowBank):
         self.__dict__ = state | {"_shares_index": False}
         self._index = self._built_index(self.index_settings)
 
-    def _checked_labels(self, labels: np.ndarray, n_rows: int) -> Int[Tensor, " M"]:
-        checked = check_labels("labels", labels, n_rows=n_rows, n_classes=self.n_classes)
+    def _checked_labels(self, labels: np.ndarray | Sequence[int], n_rows: int) -> Int[Tensor, " M"]:
+        checked = check_labels("labels", _as_array(labels), n_rows=n_rows, n_classes=self.n_classes)
         return torch.from_numpy(checked)
 
-    def _checked_ids(self, ids: np.ndarray, name: str = "ids") -> Int[Tensor, " M"]:
+    def _checked_ids(self, ids: np.ndarray | Sequence[int], name: str = "ids") -> Int[Tensor, " M"]:
         # A row id is checked like a label: an integer, one of N. (A yes/no mask is neither.)
-        checked = check_labels(name, ids, n_rows=len(ids), n_classes=len(self))
+        checked = check_labels(name, _as_array(ids), n_rows=len(ids), n_classes=len(self))
         return torch.from_numpy(checked)
 
-    def _checked_own(self, exclude_ids: np.ndarray, n_queries: int) -> Int[Tensor, " B"]:
+    def _checked_own(
+        self, exclude_ids: np.ndarray | Sequence[int], n_queries: int
+    ) -> Int[Tensor, " B"]:
         if len(exclude_ids) != n_queries:
             raise ValueError(
                 f"exclude_ids must have one row id per query ({n_queries}), got {len(exclude_ids)}"
@@ -225,6 +231,11 @@ class MemoryBank(RowBank):
     def _forget_derived(self) -> None:
         for name in ("own_neighbours", "view"):
             self.__dict__.pop(name, None)
+
+
+def _as_array(numbers: np.ndarray | Sequence[int]) -> np.ndarray:
+    """Return the numbers as an array; numpy alone would take an empty list for one of floats."""
+    return np.asarray(numbers, dtype=None if len(numbers) else np.int64)
 
 
 def _checked_weights(weights: np.ndarray, n_rows: int) -> Float[Tensor, " M"]:

@@ -4,6 +4,7 @@
 be classified by its neighbours in the training set:
 
     loss = knn_weight * NLL of the vote + contrastive_weight * contrast - entropy_weight * entropy
+           + penalty of the attention
 
 Axes: B rows of a batch, N training rows, K neighbours of each, D embedding width, C classes.
 """
@@ -138,7 +139,9 @@ class JointObjective:
         )
         recorded = {"knn": knn.mean(), "contrastive": contrast.mean(), "entropy": entropy.mean()}
         recorded["train_accuracy"] = _hits(attended.log_probs, batch)
-        return self._hard_weights(batch).to(rows.device) * per_row, recorded
+        weighted = self._hard_weights(batch).to(rows.device) * per_row
+        # The same for every row, whatever a row counts: the mean over a batch has it once.
+        return weighted + self.network.penalty(), recorded
 
     @torch.no_grad()
     def log_probs(self, embedder: Embedder, inputs: Inputs) -> Float[Tensor, "N C"]:

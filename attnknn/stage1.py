@@ -21,7 +21,7 @@ from tqdm import tqdm
 from attnknn.augment import alternating_flips, augment_batch, mixup, shrink
 from attnknn.backbones import build_embedder
 from attnknn.checkpoint import load_checkpoint, save_checkpoint
-from attnknn.config import ConfigError, RunConfig
+from attnknn.config import ConfigError, RunConfig, check_heads
 from attnknn.data import Splits
 from attnknn.embed import embed, to_batch
 from attnknn.objectives import OBJECTIVES, Batch
@@ -57,6 +57,8 @@ class Stage1:
         self.config, self.splits, self.device = config, splits, device
         self.generator = torch.Generator().manual_seed(config.seed)
         self.embedder = build_embedder(config.embedder, splits).to(device)
+        # Now, though it may be stage 2 that builds the attention: a training would be lost.
+        check_heads("embedding width", self.embedder.embed_dim, config.attention)
         self.objective = OBJECTIVES[config.training.objective](
             config, self.embedder, splits.n_classes
         )

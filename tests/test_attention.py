@@ -14,7 +14,7 @@ from attnknn.attention import (
     vote,
     with_floor,
 )
-from attnknn.config import AttentionConfig
+from attnknn.config import AttentionConfig, ConfigError
 from attnknn.losses import soft_targets, vote_loss
 from attnknn.neighbours import Neighbours
 
@@ -348,6 +348,22 @@ def test_predicting_does_not_spoil_later_training(neighbours):
     attention = build(AttentionConfig())
     attention_probs(attention, neighbours)
     attention(neighbours).log_probs.sum().backward()
+
+
+def test_fault_13_predicting_does_not_spoil_later_joint_training(neighbours):
+    """The memory's view keeps the prototypes that the prediction asked for first."""
+    attention = build(AttentionConfig())
+    attention_probs(attention, neighbours)
+    queries = neighbours.queries.clone().requires_grad_()
+    attention(neighbours, query=queries).log_probs[:, 0].sum().backward()
+    assert queries.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("part", [{"qk": "full"}, {"value_path": True}])
+def test_a_width_that_the_heads_cannot_share_is_refused(part):
+    config = AttentionConfig(heads=4, **part)
+    with pytest.raises(ConfigError, match=r"dim must be a multiple of heads .* dim=30, heads=4"):
+        NeighbourAttention(config, dim=30, n_classes=5)
 
 
 def test_sharpness_has_the_uniform_and_the_nearest_vote_as_limits(neighbours):

@@ -83,7 +83,14 @@ def test_yaml_reads_off_as_false_where_a_word_is_wanted():
         ({"situation": ["gap", "trsut"]}, "situation must be one of .*did you mean 'trust'"),
         ({"temperature_low": 5.0}, "temperature_low must be below temperature_high"),
         ({"temperature_start": 7.0}, "temperature_start must lie between .*=7.0"),
-        ({"qk": "full", "embed_dim": 10, "heads": 4}, "embed_dim must be a multiple of heads"),
+        (
+            {"qk": "full", "embed_dim": 10, "heads": 4, "projection": "deep"},
+            "embed_dim must be a multiple of heads .*, got embed_dim=10, heads=4",
+        ),
+        (
+            {"value_path": True, "embed_dim": 10, "heads": 4, "backbone": "mlp"},
+            "embed_dim must be a multiple of heads",
+        ),
         ({"warmup_epochs": 9, "epochs": 8}, "warmup_epochs must not exceed epochs"),
         ({"similarity": False, "situation": []}, "similarity must be on where"),
         ({"self_attention": True}, "self_attention must go with qk"),
@@ -92,6 +99,24 @@ def test_yaml_reads_off_as_false_where_a_word_is_wanted():
 def test_settings_that_cannot_go_together_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         RunConfig.from_flat(values)
+
+
+def test_embed_dim_is_not_checked_where_the_backbone_decides_the_width():
+    config = RunConfig.from_flat({"qk": "full", "heads": 3, "widths": [8, 8, 66]})
+    assert config.embedder.embed_dim % 3 and config.embedder.widths[-1] % 3 == 0
+
+
+@pytest.mark.parametrize("backbone", ["fast", "afmp", "mlp", "mlp-periodic", "identity", "pca"])
+def test_pretrained_weights_that_do_not_exist_are_refused(backbone):
+    with pytest.raises(ConfigError, match=f"got pretrained=True, backbone='{backbone}'"):
+        RunConfig.from_flat({"backbone": backbone, "pretrained": True})
+    assert RunConfig.from_flat({"backbone": backbone}).embedder.pretrained == "auto"
+
+
+@pytest.mark.parametrize("backbone", ["resnet18", "resnet50", "timm:resnet10t"])
+def test_pretrained_weights_that_exist_may_be_asked_for(backbone):
+    config = RunConfig.from_flat({"backbone": backbone, "pretrained": True})
+    assert config.embedder.pretrained is True
 
 
 @pytest.mark.parametrize(

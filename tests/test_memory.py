@@ -246,6 +246,23 @@ def test_a_file_that_is_no_bank_is_refused(tmp_path):
         MemoryBank.load(tmp_path / "other.safetensors")
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-40], lambda whole: whole[:20]])
+def test_a_cut_file_is_refused_by_its_name(blobs, tmp_path, damage, on_disk):
+    path = blobs.bank().save(tmp_path / "mine.safetensors")
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"path must be a whole file .*, got path='.*mine\.safe"):
+        MemoryBank.load(path, on_disk=on_disk)
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"junk" * 100])
+def test_a_junk_file_is_refused_by_its_name(tmp_path, junk):
+    path = tmp_path / "junk.safetensors"
+    path.write_bytes(junk)
+    with pytest.raises(ValueError, match=r"path must be a whole file .*, got path='.*junk\.safe"):
+        MemoryBank.load(path)
+
+
 def test_a_bank_without_rows_is_refused(blobs):
     with pytest.raises(ValueError, match="rows must hold at least one memory row"):
         MemoryBank(blobs.rows[:0], blobs.labels[:0], n_classes=5)
@@ -278,6 +295,22 @@ def test_bad_labels_are_refused_and_nothing_is_changed(bank, blobs):
     with pytest.raises(ValueError, match=r"labels must have shape \(101,\)"):
         bank.relabelled(blobs.labels[:3])
     same_bank(bank, blobs.bank(), blobs.queries)
+
+
+def test_lists_are_taken_for_ids_and_labels(blobs):
+    def changed(as_given):
+        bank = MemoryBank(blobs.rows, as_given(blobs.labels), n_classes=5)
+        bank.add(blobs.queries, as_given(blobs.query_labels))
+        bank.remove(as_given(np.array([1, 2])))
+        bank.relabel(as_given(np.array([1])), as_given(np.array([0])))
+        bank.remove(as_given(np.array([], dtype=np.int64)))
+        return bank
+
+    same_bank(changed(np.ndarray.tolist), changed(np.asarray), blobs.queries)
+    assert len(changed(np.ndarray.tolist)) == 101 + 29 - 2
+    own = [[4, 9], np.array([4, 9])]
+    found = [blobs.bank().search(blobs.rows[[4, 9]], K, exclude_ids=ids).ids for ids in own]
+    assert torch.equal(*found)
 
 
 def test_bad_ids_are_refused(bank, blobs):

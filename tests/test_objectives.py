@@ -14,6 +14,7 @@ from torch import nn
 
 from attnknn.backbones import build_embedder
 from attnknn.objectives import Batch, HeadObjective, JointObjective
+from attnknn.selfmemory import SelfMemory
 
 ROWS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
 IDS = torch.tensor([3, 0, 4, 1])
@@ -30,6 +31,9 @@ class Attention(nn.Module):
 
     def forward(self, neighbours, *, query):
         return SimpleNamespace(log_probs=PROBS.log(), entropy=lambda: ENTROPY)
+
+    def penalty(self):
+        return 0.0
 
 
 class Memory:
@@ -106,6 +110,35 @@ def test_the_terms_add_up_with_their_weights():
     assert recorded["contrastive"] == pytest.approx(LOG_SUM - 1)
     assert recorded["entropy"] == pytest.approx(0.25)
     assert recorded["train_accuracy"] == 1.0
+
+
+@pytest.mark.parametrize("hard_negatives", ["none", "keep"])
+def test_the_mean_loss_has_the_attention_s_penalty_once(hard_negatives):
+    objective = joint(**ONLY_KNN, hard_negatives=hard_negatives, hard_share=0.5)
+    without = loss_of(objective)
+    objective.network.penalty = lambda: 0.25
+    torch.testing.assert_close(loss_of(objective), without + 0.25)  # hard rows count twice, or not
+
+
+def test_joint_training_holds_the_shift_of_the_prototypes_down():
+    embedder = build_embedder(config(SMALL).embedder, tiny_splits())
+    settings = config(JOINT, **ONLY_KNN, prototype_shift=True)
+    objective = JointObjective(settings, embedder, 3)
+    splits, shift = tiny_splits(), objective.network.posterior.shift
+    rows = nn.functional.normalize(torch.randn(60, 8, generator=torch.Generator().manual_seed(0)))
+    objective.memory = SelfMemory(rows.numpy(), splits.train.labels, settings, n_classes=3)
+    batch = Batch(torch.arange(5), torch.from_numpy(splits.train.labels[:5]))
+
+    def slope() -> torch.Tensor:
+        shift.weight.grad = None
+        objective.loss(rows[:5], batch)[0].mean().backward()
+        return shift.weight.grad
+
+    nn.init.constant_(shift.weight, 2.0)
+    held = slope()
+    objective.network.penalty = lambda: 0.0
+    # The penalty is 1e-4 times the sum of squares: its slope at 2 is 4e-4.
+    torch.testing.assert_close(held - slope(), torch.full((3, 8), 4e-4), rtol=1e-3, atol=1e-7)
 
 
 def test_fault_16_mixed_rows_ask_for_neighbours_of_their_own():

@@ -95,6 +95,25 @@ def test_fault_15_warm_restarts_end_the_last_epoch_low():
     assert factor(150, "warm_restarts") == 1  # there is a third cycle
 
 
+@pytest.mark.parametrize(
+    ("restarts", "starts"),
+    [((5, 2), [0, 50, 150]), ((5, 1), [0, 50, 100, 150]), ((2, 3), [0, 20, 80])],
+    ids=str,
+)
+def test_restarts_come_when_the_settings_say(restarts, starts):
+    """Of 20 epochs: cycles of 5, 10 and the 5 left; of 5 each; of 2, 6 and the 12 left."""
+    epochs, growth = restarts
+    config = TrainingConfig(
+        optimiser="adamw",
+        schedule="warm_restarts",
+        epochs=20,
+        restart_epochs=epochs,
+        restart_factor=growth,
+    )
+    optimiser = build_optimiser(config, embedder=TinyEmbedder(), steps_per_epoch=STEPS)
+    assert [step for step in range(200) if optimiser.factor(step) == 1] == starts
+
+
 @pytest.mark.parametrize("epochs", range(1, 41))
 def test_warm_restarts_always_end_low_and_never_restart_for_a_short_rest(epochs):
     factors = [factor(step, "warm_restarts", epochs=epochs) for step in range(10 * epochs)]

@@ -43,7 +43,9 @@ def variant_of(preset: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["exp1-3", "exp4", "exp5"])  # exp6 is exp5, see below
+@pytest.mark.parametrize(
+    "preset", ["exp1-3", "exp4", "exp5"]
+)  # exp6 is exp5: on small images below
 def test_a_published_preset_completes_an_epoch(preset, tmp_path):
     """On real CIFAR-10 images."""
     config = RunConfig.from_flat(settings_of(preset) | SHORT | {"seed": 42})
@@ -75,6 +77,19 @@ def test_the_classifier_head_form_of_a_preset_completes_an_epoch(preset, tmp_pat
     assert run.cnn_logits("test").shape == (100, 10)
     assert run.rows("train").shape == (300, config.embedder.embed_dim)
     assert len(run.fit_history) == 3  # the attention is fitted afterwards
+
+
+def test_the_preset_of_experiment_6_completes_an_epoch(tmp_path):
+    """On small images: on CIFAR-10 it is experiment 5, which is trained there above."""
+    config = RunConfig.from_flat(settings_of("exp6") | SMALL | {"seed": 42})
+    assert config.training.objective == "joint" and config.training.mixup_alpha == 0.4
+    run = train_run(config, tmp_path / "seed42", progress=False)
+    (row,) = run.history.to_dict("records")
+    assert np.isfinite(row["loss"]) and row["knn"] > 0 and row["contrastive"] > 0
+    assert 0 < row["entropy"] <= np.log(config.training.k_train) + 1e-6
+    assert run.rows("train").shape == (300, config.embedder.embed_dim)
+    results = main_results([run], k_eval=10, k_baseline=10, k_ensemble=(5, 10), tta_views=1)
+    assert np.isfinite(results.table["value"]).all()
 
 
 def test_experiment_6_is_experiment_5_again():

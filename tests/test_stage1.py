@@ -109,8 +109,17 @@ def test_same_seed_gives_the_same_weights(tmp_path):
     assert torch.equal(weights(first), weights(second))
 
 
-# Killed between two refreshes: the memory is older than the networks.
-@pytest.mark.parametrize("base", [SMALL, JOINT | {"refresh_epochs": 3, "mixup_alpha": 0.4}])
+@pytest.mark.parametrize(
+    "base",
+    [
+        SMALL,
+        # Killed between two refreshes: the memory is older than the networks.
+        JOINT | {"refresh_epochs": 3, "mixup_alpha": 0.4},
+        # Dropout draws from the generator of the process.
+        SMALL | {"projection": "deep", "embed_dim": 8},
+    ],
+    ids=["head", "joint", "dropout"],
+)
 def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatch):
     settings = config(base, epochs=4)
     whole, history = train(settings, tmp_path, name="whole")
@@ -133,6 +142,15 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
     assert torch.equal(weights(whole), weights(resumed))
     columns = [name for name in history if name != "seconds"]
     assert history[columns].equals(resumed_history[columns])
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 70, 130), (1.0, 200, 200)])
+def test_fault_16_mixup_share_is_the_share_of_mixed_batches(share, low, high):
+    settings = config(SMALL, mixup_alpha=0.4, mixup_share=share)
+    stage = Stage1(settings, tiny_splits(), device=CPU)
+    batches = [stage._load(torch.arange(7))[1] for _ in range(200)]
+    # Four deviations of the binomial around a half are 100 +- 28.
+    assert low <= sum(batch.partners is not None for batch in batches) <= high
 
 
 @pytest.mark.parametrize("base", [SMALL, JOINT], ids=["cross_entropy", "joint"])

@@ -2,7 +2,9 @@
 
 import dataclasses
 import itertools
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +17,10 @@ from attnknn.calibrate import Calibration
 from attnknn.classify import Distance, Uniform, predict
 from attnknn.compare import interval_table
 from attnknn.config import AttentionConfig
+from attnknn.explain import explain
 from attnknn.files import write_json
 from attnknn.measure import accuracy, negative_log_likelihood
+from attnknn.memory import MemoryBank
 from attnknn.parts import SITUATION_COLUMNS, Evidence
 from attnknn.plot import method_style, sweep_grid, use_style
 from attnknn.studies import (
@@ -268,19 +272,104 @@ def test_training_facts_and_verdict(runs):
 def test_neighbours_are_drawn(runs):
     use_style()
     found = contest.search_run(runs[0], 7).test
-    figure = pictures.neighbours_figure(runs[0], found, 3)
+    figure = pictures.neighbours_figure(runs[0], found, 3, method=runs[0].method(7))
     assert len(figure.axes) > 2
 
 
-def test_k_sweep_covers_every_k_from_one_search(runs, monkeypatch):
-    searches = []
-    search = type(runs[0].bank).search
+@pytest.fixture
+def searches(monkeypatch):
+    """How many neighbours each search asked for."""
+    asked, search = [], MemoryBank.search
 
     def counted(bank, queries, k, **options):
-        searches.append(k)
+        asked.append(k)
         return search(bank, queries, k, **options)
 
-    monkeypatch.setattr(type(runs[0].bank), "search", counted)
+    monkeypatch.setattr(MemoryBank, "search", counted)
+    return asked
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """What each picture of a prediction shows: the method, its table, and the words above it."""
+    pictured, methods, explanation = [], [], pictures.plot.explanation
+
+    def watched_explain(method, *arguments, **options):
+        methods.append(method)
+        return explain(method, *arguments, **options)
+
+    def watched(table, **options):
+        pictured.append((methods.pop(), table, options["query_note"]))
+        return explanation(table, **options)
+
+    monkeypatch.setattr(pictures, "explain", watched_explain)
+    monkeypatch.setattr(pictures.plot, "explanation", watched)
+    return pictured
+
+
+def run_cells(notebook, names, *calls):
+    """Run, among the names given, the cells of a notebook that make one of the calls."""
+    text = (Path(__file__).parents[1] / f"notebooks/{notebook}.ipynb").read_text()
+    sources = ["".join(cell["source"]) for cell in json.loads(text)["cells"]]
+    chosen_cells = [each for each in sources if any(f"{call}(" in each for call in calls)]
+    assert len(chosen_cells) == len(calls)
+    for each in chosen_cells:
+        exec(each, names)
+
+
+def test_notebook_01_explains_what_the_fitted_attention_weighs(runs, drawn, tmp_path):
+    names = {"run": runs[0], "folder": tmp_path, "seed": 0, "report": report, "explain": explain}
+    names |= {"training": training, "pictures": pictures}
+    run_cells("01_training", names, "pictures.neighbours_figure", "explain")
+    # Of 60 memory rows the attention of these runs was fitted to weigh 7.
+    ((method, table, _),) = drawn
+    assert method.module is runs[0].attention
+    assert len(table) == len(names["table"]) == 7
+    np.testing.assert_array_equal(table["weight"], names["table"]["weight"])
+    assert table["weight"].sum() == pytest.approx(1)
+
+
+def test_notebook_02_draws_the_prediction_of_its_table_from_one_search(
+    runs, searches, drawn, tmp_path
+):
+    """With a k other than the run's own: the attention of the table is a refitted one."""
+    names = {"runs": runs[:1], "folder": tmp_path, "report": report, "pictures": pictures}
+    names |= {"main_results": main_results, "ablation": ablation}
+    names |= {"k_eval": 11, "k_baseline": 5, "k_tuned": 20, "k_ensemble": [3], "tta_views": 1}
+    names |= {"tta_kind": "v5", "ablation_epochs": 1, "ablation_repeats": 1}
+    calls = ["main_results.main_results", "pictures.neighbours_figure", "ablation.ablate"]
+    run_cells("02_main_results", names, *calls)
+    assert searches == [20, 20]  # held-out and test queries, once each
+    results, query = names["results"], names["query"]
+    probs = results.probs["attention"][0][query]
+    ((method, table, note),) = drawn
+    assert note.endswith(f"{runs[0].class_names[probs.argmax()]} {100 * probs.max():.0f} %")
+    assert method.module is not runs[0].attention and len(table) == 11
+    here = contest.search_run(runs[0], 11).test
+    np.testing.assert_allclose(predict(method, here)[query], probs, rtol=1e-9)
+
+
+def test_an_ablation_of_searched_neighbours_is_the_one_that_searches(runs, searches):
+    options = {"k_eval": 5, "epochs": 1, "repeats": 1, "extras": False, "progress": False}
+    own = ablation.ablate(runs[:1], **options)
+    found = [contest.search_run(runs[0], 11)]
+    searches.clear()
+    given = ablation.ablate(runs[:1], found=found, **options)
+    assert searches == []
+    for name, tables in own.probs.items():
+        np.testing.assert_array_equal(given.probs[name][0], tables[0])
+
+
+def test_kept_neighbourhoods_let_a_deeper_search_go(runs):
+    deep = contest.search_run(runs[0], 20)
+    kept = deep.kept(5)
+    np.testing.assert_array_equal(kept.test.ids, deep.test.ids[:, :5])
+    for neighbours in (kept.held_out, kept.test):
+        for tensor in (neighbours.ids, neighbours.scores):
+            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_k_sweep_covers_every_k_from_one_search(runs, searches):
     sweep = k_sweep.k_sweep(runs[:1], ks=(1, 5, 11, 1000), progress=False)
     assert searches == [11, 11]  # held-out and test queries, once each; 1000 rows are not there
     assert set(sweep.table["k"]) == {1, 5, 11}

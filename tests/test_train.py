@@ -189,6 +189,43 @@ def test_settings_that_are_not_used_are_named(tmp_path):
         train_run(config(SMALL, entropy_weight=0.5), tmp_path / "seed0", progress=False)
 
 
+@pytest.mark.parametrize("base", [SMALL, JOINT], ids=["cross_entropy", "joint"])
+def test_a_width_that_the_heads_cannot_share_is_refused_before_training(
+    base, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(train_module.Stage1, "run", None)  # would fail if it were called
+    settings = config(base, widths=[4, 6, 10], qk="full", heads=4)
+    with pytest.raises(ConfigError, match=r"width must be a multiple of heads .*=10, heads=4"):
+        train_run(settings, tmp_path / "seed0", progress=False)
+
+
+def test_heads_share_the_width_of_the_backbone_not_embed_dim(tmp_path):
+    settings = config(SMALL, widths=[4, 6, 9], qk="full", heads=3)  # embed_dim is 256
+    assert train_run(settings, tmp_path / "seed0", progress=False).rows("test").shape == (24, 9)
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "named"),
+    [
+        (SMALL, {"fit_k": 61}, "fit_k from 61 to 60"),
+        (SMALL, {"fit_k": 60, "fit_attention_on": "train"}, "fit_k from 60 to 59"),
+        (JOINT, {"fit_k": 61, "k_train": 59}, "k_train from 59 to 58, fit_k from 61 to 60"),
+        (JOINT, {"fit_k": 61, "k_train": 59, "fit_attention_on": "train"}, "k_train from 59 to 58"),
+    ],
+    ids=["fit", "fit on train", "both", "joint"],
+)
+def test_more_neighbours_than_rows_are_lowered_with_one_word(base, changes, named, tmp_path):
+    with pytest.warns(UserWarning, match=f"to the training rows there are: {named}$") as said:
+        train_run(config(base, **changes), tmp_path / "seed0", progress=False)
+    assert len(said) == 1
+
+
+def test_as_many_neighbours_as_there_are_rows_are_taken_without_a_word(tmp_path):
+    settings = config(JOINT, fit_k=60, k_train=58)  # warnings are errors
+    run = train_run(settings, tmp_path / "seed0", progress=False)
+    assert len(run.bank) == 60
+
+
 def test_a_joint_attention_without_a_trained_embedder_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="objective must be 'cross_entropy'"):
         train_run(config(JOINT, epochs=0), tmp_path / "seed0", progress=False)

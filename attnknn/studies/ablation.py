@@ -50,6 +50,7 @@ def ablate(
     runs: Sequence[TrainedRun],
     *,
     k_eval: int = 50,
+    found: Sequence[Neighbourhoods] | None = None,
     epochs: int = 15,
     repeats: int = 2,
     extras: bool = True,
@@ -60,6 +61,7 @@ def ablate(
     Args:
         runs: One trained run a seed.
         k_eval: Neighbours to weigh.
+        found: Their searches, at least as deep, where they are done already; None searches.
         epochs: Epochs of each fit, the same for all; fewer than the main fit's to save time.
         repeats: Fits of each variant with different initial weights and orders.
         extras: Also add the published parts that the default leaves out.
@@ -67,7 +69,9 @@ def ablate(
     """
     whole = runs[0].config.attention
     fitted = forms(whole, extras=extras)
-    jobs = [(run, search_run(run, k_eval)) for run in runs]
+    if found is None:
+        found = [search_run(run, k_eval) for run in runs]
+    jobs = [(run, each.nearest(k_eval)) for run, each in zip(runs, found, strict=True)]
     bar = tqdm(
         total=len(jobs) * repeats * len(fitted),
         desc="ablations",
@@ -76,10 +80,10 @@ def ablate(
     )
     probs: dict[str, list[np.ndarray]] = {name: [] for name in fitted}
     rows = []
-    for run, found in jobs:
+    for run, here in jobs:
         for repeat in range(repeats):
             for name, config in fitted.items():
-                each = _predict_variant(run, found, config, epochs, repeat)
+                each = _predict_variant(run, here, config, epochs, repeat)
                 probs[name].append(each)
                 named = {"seed": run.config.seed, "fit": repeat}
                 rows += tidy_measures({name: each}, run.labels("test"), **named)

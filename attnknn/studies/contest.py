@@ -4,7 +4,7 @@ Axes: B queries, C classes.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,15 @@ class Neighbourhoods:
         """Return the first k neighbours, or all where fewer were searched."""
         k = min(k, self.test.k)
         return Neighbourhoods(self.held_out.nearest(k), self.held_out_labels, self.test.nearest(k))
+
+    def kept(self, k: int) -> "Neighbourhoods":
+        """Return `nearest` in tensors of its own, so that a deeper search is not held with it."""
+        here = self.nearest(k)
+        held_out, test = (
+            replace(each, scores=each.scores.clone(), ids=each.ids.clone())
+            for each in (here.held_out, here.test)
+        )
+        return Neighbourhoods(held_out, self.held_out_labels, test)
 
 
 def search_run(run: TrainedRun, k: int) -> Neighbourhoods:

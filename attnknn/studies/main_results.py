@@ -57,12 +57,16 @@ class MainResults:
         labels: True classes of the test rows, the same for all seeds.
         table: One row per seed, method and measure.
         settings: One row per seed and tuned baseline: what the held-out queries chose.
+        attentions: The attention of each seed that made the probabilities.
+        found: What it weighed: the neighbours of held-out and test queries, for each seed.
     """
 
     probs: Mapping[str, list[Float[np.ndarray, "B C"]]]
     labels: Int[np.ndarray, " B"]
     table: pd.DataFrame
     settings: pd.DataFrame
+    attentions: Sequence[Attention]
+    found: Sequence[Neighbourhoods]
 
     @property
     def n_seeds(self) -> int:
@@ -122,7 +126,7 @@ def main_results(
         tta_views: Views of each test image, the original included; 0 or 1 leaves TTA out.
         tta_kind: "v5", "narrative" or "shifts".
     """
-    seeds, rows, chosen = [], [], []
+    seeds, rows, chosen, attentions, kept = [], [], [], [], []
     for run in runs:
         found = search_run(run, max(k_eval, k_baseline, k_tuned, *k_ensemble))
         fitted = fit_methods(run, found, k_eval, k_baseline, k_ensemble, k_tuned)
@@ -133,9 +137,11 @@ def main_results(
         rows += tidy_measures(seeds[-1], run.labels("test"), metrics=MEASURES, **named)
         searched = {"k_max": min(k_tuned, found.test.k), "n_memory": len(run.bank)}
         chosen += chosen_rows(fitted.tuned, **searched, seed=run.config.seed)
+        attentions.append(fitted.attention)
+        kept.append(found.kept(k_eval))
     by_method = {name: [probs[name] for probs in seeds] for name in seeds[0]}
-    labels = runs[0].labels("test")
-    return MainResults(by_method, labels, pd.DataFrame(rows), chosen_table(chosen))
+    labels, tables = runs[0].labels("test"), (pd.DataFrame(rows), chosen_table(chosen))
+    return MainResults(by_method, labels, *tables, attentions, kept)
 
 
 def fit_methods(

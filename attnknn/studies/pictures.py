@@ -4,25 +4,26 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attnknn import plot
-from attnknn.classify import predict
+from attnknn.classify import Method, predict
 from attnknn.explain import explain
 from attnknn.neighbours import Neighbours
 from attnknn.trained import TrainedRun
 
 
 def neighbours_figure(
-    run: TrainedRun, found: Neighbours, query: int, *, part: str = "test"
+    run: TrainedRun, found: Neighbours, query: int, *, method: Method, part: str = "test"
 ) -> Figure:
     """Return a figure of one query's neighbours: images where there are images, else bars.
 
     Args:
-        run: The run whose attention weighs.
+        run: Where names, labels and images come from.
         found: A search with the rows of ``part`` as queries.
         query: Which of the queries.
+        method: What weighs the neighbours: the one whose prediction is explained.
         part: "val" or "test".
     """
     one = found.of_queries(slice(query, query + 1))
-    method, names = run.method(found.k), run.class_names
+    names = run.class_names
     probs = predict(method, one)[0]
     predicted, actual = int(probs.argmax()), int(run.labels(part)[query])
     note = f"{names[actual]}?\n{names[predicted]} {100 * probs[predicted]:.0f} %"

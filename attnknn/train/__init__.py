@@ -125,6 +125,7 @@ def _load_in_turn(config: RunConfig, folder: Path, group: Group) -> Splits:
     _say_unused(config)
     splits = load_data(config)
     check_data(folder, splits, config.data.dataset)
+    _say_lowered(config, len(splits.train))
     group.from_first()
     return splits
 
@@ -139,6 +140,23 @@ def _say_unused(config: RunConfig) -> None:
         warnings.warn(
             f"not used with objective='cross_entropy': {', '.join(ignored)}", stacklevel=2
         )
+
+
+def _say_lowered(config: RunConfig, n_rows: int) -> None:
+    """Say once which numbers of neighbours are beyond the training rows, instead of lowering them.
+
+    A row never counts for itself, nor the row that MixUp blended into it; see ``selfmemory``.
+    """
+    training, on_train = config.training, config.fitting.fit_attention_on == "train"
+    is_joint = training.objective == "joint"
+    asked = {}  # name to the number asked for, and the most that can be had
+    if is_joint:
+        asked["k_train"] = (training.k_train, max(1, n_rows - 2))
+    if not (is_joint and on_train):  # else stage 2 keeps the attention of stage 1
+        asked["fit_k"] = (config.fitting.fit_k, n_rows - (on_train and training.exclude_self))
+    lowered = [f"{name} from {k} to {most}" for name, (k, most) in asked.items() if k > most]
+    if lowered:
+        warnings.warn(f"lowered to the training rows there are: {', '.join(lowered)}", stacklevel=2)
 
 
 def _train_stage1(stage: Stage1, folder: Path, *, progress: bool) -> pd.DataFrame:
