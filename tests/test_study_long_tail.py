@@ -116,7 +116,7 @@ def test_balancing_weights_by_hand():
 def test_the_table_has_every_level_method_and_measure(study):
     assert set(study.table.columns) == {
         *("dataset", "seed", "corrupted", "ratio", "held_out", "method", "classes", "metric"),
-        "value",
+        *("value", "low", "high"),
     }
     assert set(study.table["corrupted"]) == {"memory only"}
     assert set(study.table["seed"]) == {0, 1}
