@@ -131,11 +131,19 @@ class Machinery(BaseEstimator):
             allow_missing=self.missing == "impute",
             images=takes_images(self.embedder),
             number_columns=getattr(self, "_number_columns", None),
+            columns=() if reset else self._columns,
         )
         if reset:
             is_table = isinstance(rows, pd.DataFrame)
             self._number_columns = mixed_number_columns(rows) if is_table else None
         return rows
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table must have."""
+        features = self._fitted.embedding.features
+        encoder = None if features is None else features.encoder
+        return () if encoder is None else (*encoder.mean, *encoder.categories)
 
     def _weights(self, sample_weight: Any, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return check_weights(sample_weight, labels, classes=classes, class_weight=self.class_weight)
