@@ -33,18 +33,21 @@ class Insight(Machinery):
         Returns:
             One row per query and neighbour, nearest first: ``query``, ``rank``, ``id`` (place in
             the training rows), ``label``, ``similarity`` (cosine of the unit rows), ``trust``
-            (share of its own neighbours that agree with its label), ``weight`` (they sum to 1)
-            and ``predicted``, the class predicted for the query.
+            (share of its own neighbours that agree with its label), ``weight`` (they sum to 1),
+            ``vote`` (what the row adds to the probability of the predicted class, by its own label
+            and by the labels around it), and for the whole query ``prototypes`` (what the class
+            prototypes add to it) and ``predicted``, the class predicted for the query. The votes
+            of a query and its ``prototypes`` sum to the probability of the predicted class as it
+            is before floor and temperature, which flatten or sharpen it last.
         """
         neighbours = self._neighbours(X)
         method = at_k(self._fitted.learned.method, neighbours.k)
         table = explain(method, neighbours)
-        predicted = self.classes_[self._probs(neighbours).argmax(axis=1)]
         return table.assign(
             id=self._ledger.first_ids()[table["id"]],
             similarity=1 - (1 - table["similarity"]) / self._fitted.stretch,
             label=self.classes_[table["label"]],
-            predicted=predicted[table["query"]],
+            predicted=self.classes_[table["predicted"]],
         )
 
     def explain_figure(
