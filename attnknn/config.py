@@ -150,13 +150,7 @@ class RunConfig:
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Build a configuration from flat ``name: value`` pairs; absent names keep defaults."""
-        known = field_names()
-        for name in values:
-            if name not in known:
-                hint = nearest_name(name, known)
-                raise ConfigError(
-                    f"{name} must be a known setting, got {name}={values[name]!r}{hint}"
-                )
+        check_field_names(values)
         sections = {}
         for section in fields(cls):
             if section.name == "seed":
@@ -186,6 +180,15 @@ class RunConfig:
 def field_names() -> tuple[str, ...]:
     """Return the flat names of all settings."""
     return tuple(_each_field_name())
+
+
+def check_field_names(values: Mapping[str, Any]) -> None:
+    """Refuse names that are no setting."""
+    known = field_names()
+    for name, value in values.items():
+        if name not in known:
+            hint = nearest_name(name, known)
+            raise ConfigError(f"{name} must be a known setting, got {name}={value!r}{hint}")
 
 
 def _each_field_name() -> Iterator[str]:

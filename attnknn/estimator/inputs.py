@@ -4,8 +4,9 @@ Axes: N rows, F features, C classes.
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -161,8 +162,8 @@ def _check_table(
 def _check_missing(name: str, values: np.ndarray, *, allow_missing: bool) -> None:
     if not allow_missing and (missing := int(np.isnan(values).sum())):
         raise ValueError(
-            f"{name} must have no missing number, got {missing} times NaN; missing='impute' puts "
-            "the column's median in its place"
+            f"{name} must have no missing number, got {missing} times NaN; missing='impute' in "
+            "fit puts the column's median in its place"
         )
 
 
@@ -216,6 +217,10 @@ def check_weights(
         weights = _check_sample_weight(sample_weight, labels, ensure_non_negative=True)
     if class_weight is None:
         return _check_weight_limits(weights.astype(np.float64))
+    if isinstance(class_weight, Mapping):
+        numbers = all(isinstance(weight, Real) for weight in class_weight.values())
+        if not numbers:
+            raise ValueError(f"class_weight must hold a number for each class, got {class_weight=}")
     of_class = compute_class_weight(class_weight, classes=classes, y=labels)
     if not (np.isfinite(of_class) & (of_class >= 0)).all():
         raise ValueError(f"class_weight must not be negative, got {class_weight=}")
@@ -233,9 +238,20 @@ def _check_weight_limits(weights: Float[np.ndarray, "N"]) -> Float[np.ndarray, "
     return weights
 
 
+def label_kind(label: Any) -> str:
+    """Return the kind of a label: two kinds have no order, or are equal and yet not the same."""
+    kinds = {"str": str, "bool": bool | np.bool_, "integer": Integral, "number": Real}
+    found = (name for name, kind in kinds.items() if isinstance(label, kind))
+    return next(found, type(label).__name__)
+
+
 def n_rows_of(rows: Any) -> int:
-    """Return the number of rows of anything that has a length."""
-    return _num_samples(rows)
+    """Return the number of rows of anything that has a length, one at least."""
+    with naming("X", "be rows"):
+        n_rows = _num_samples(rows)
+    if not n_rows:
+        raise ValueError("X must have at least one row, got none")
+    return n_rows
 
 
 def distinct_rows(

@@ -14,9 +14,10 @@ from attnknn.calibrate import (
 )
 from attnknn.checks import check_one_of
 from attnknn.classify import at_k
-from attnknn.estimator.base import Machinery, check_number
+from attnknn.estimator.base import Machinery
 from attnknn.estimator.inputs import check_classes
 from attnknn.estimator.learning import TOO_FEW_QUERIES
+from attnknn.estimator.params import check_number
 from attnknn.explain import explain
 from attnknn.measure import risk_coverage
 
@@ -126,7 +127,7 @@ class Insight(Machinery):
         coverage: Any = 0.9,
         *,
         score: Any = "aps",
-        held_out: tuple[Any, Any] | None = None,
+        held_out: Any = None,
     ) -> np.ndarray:
         """Return which classes are in each row's conformal prediction set, (N, C).
 
@@ -147,6 +148,8 @@ class Insight(Machinery):
         """
         check_one_of("score", score, CONFORMAL_SCORES)
         coverage = check_number("coverage", coverage)
+        if held_out is not None and not (isinstance(held_out, tuple | list) and len(held_out) == 2):
+            raise ValueError(f"held_out must be rows and their labels, got {held_out=}")
         probs = self.predict_proba(X)
         judged = self._held_out() if held_out is None else self._judged(*held_out)
         threshold = fit_conformal(*judged, coverage, score=score)
@@ -185,6 +188,8 @@ class Insight(Machinery):
             the last row answered: a candidate for ``reject_below``).
         """
         check_is_fitted(self)
+        if X is None and y is not None:
+            raise ValueError("X must be given where y is, got X=None")
         if X is None:
             return risk_coverage(*self._held_out())
         return risk_coverage(*self._judged(X, y))
