@@ -15,11 +15,12 @@ Axes: B queries, K neighbours of each, D embedding width, C classes, H heads.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnknn.calibrate import LEAST_SHARE
@@ -41,15 +42,33 @@ class Attended:
         weights: Weight of each neighbour; rows sum to 1.
         log_probs: Log class probabilities with full support.
         value: Weighted value embedding, where the value path is on.
+        mix: Share of the vote that goes by label histograms.
+        gate: Share of the probability that comes from the prototypes.
+        posterior: What the prototypes say, where the gate is on.
     """
 
     weights: Float[Tensor, "B K"]
     log_probs: Float[Tensor, "B C"]
     value: Float[Tensor, "B D"] | None
+    mix: Float[Tensor, "B 1"]
+    gate: Float[Tensor, "B 1"]
+    posterior: Float[Tensor, "B C"] | None
 
     def entropy(self) -> Float[Tensor, " B"]:
         """Entropy of each query's weights in nats, between 0 and log K."""
         return attention_entropy(self.weights)
+
+
+class Contributions(NamedTuple):
+    """What the probability of one class of each query is made of, before floor and temperature.
+
+    Attributes:
+        votes: What each neighbour adds, by its label and by the labels around it.
+        prototypes: What the class's prototype adds.
+    """
+
+    votes: Float[Tensor, "B K"]
+    prototypes: Float[Tensor, " B"]
 
 
 class VoteSettings(nn.Module):
@@ -146,7 +165,16 @@ class NeighbourAttention(nn.Module):
         weights = scores.softmax(dim=1).expand(-1, -1, self.config.heads)
         value = None if self.value_path is None else self.value_path(weights, evidence.keys)
         weights = weights.mean(dim=-1)  # (B, K)
-        return Attended(weights, self._vote(weights, evidence), value)
+        gate, floor, mix, log_temperature = self._settings(evidence)
+        posterior = evidence.prototype_posterior if self.config.prototype_gate else None
+        probs = vote(weights, neighbours)  # (B, C)
+        if self.config.denoise:
+            denoised = torch.einsum("bk,bkc->bc", weights, neighbours.histograms)
+            probs = (1 - mix) * probs + mix * denoised
+        if posterior is not None:
+            probs = (1 - gate) * probs + gate * posterior
+        log_probs = self._tempered(with_floor(probs, floor).log(), log_temperature.exp())
+        return Attended(weights, log_probs, value, mix, gate, posterior)
 
     def _evidence(self, neighbours: Neighbours, query: Tensor | None) -> Evidence:
         return Evidence(neighbours, query=query, posterior=self.posterior)
@@ -155,21 +183,20 @@ class NeighbourAttention(nn.Module):
         """Return what a loss adds to hold down the parts that could learn queries by heart."""
         return 0.0 if self.posterior is None else self.posterior.penalty()
 
-    def _vote(self, weights: Float[Tensor, "B K"], evidence: Evidence) -> Float[Tensor, "B C"]:
-        """Return log probabilities with full support."""
-        probs = vote(weights, evidence.neighbours)  # (B, C)
+    def _settings(self, evidence: Evidence) -> tuple[Float[Tensor, "B 1"], ...]:
+        """Return gate, floor, mix and log temperature, constants where nothing is learned."""
+        if self.vote_settings is not None:
+            return self.vote_settings(evidence)
+        zero = torch.zeros_like(evidence.similarity[:, :1])
+        return zero, zero + SUPPORT_FLOOR, zero, zero
+
+    def _tempered(
+        self, log_probs: Float[Tensor, "B C"], temperature: Float[Tensor, "B 1"]
+    ) -> Float[Tensor, "B C"]:
+        """Return log probabilities at the query's own and the last temperature, none at zero."""
+        tempered = (log_probs / (temperature * self.last_temperature)).log_softmax(dim=-1)
         if self.vote_settings is None:
-            log_probs = with_floor(probs, SUPPORT_FLOOR).log()
-            return (log_probs / self.last_temperature).log_softmax(dim=-1)
-        gate, floor, mix, log_temperature = self.vote_settings(evidence)
-        if self.config.denoise:
-            denoised = torch.einsum("bk,bkc->bc", weights, evidence.neighbours.histograms)
-            probs = (1 - mix) * probs + mix * denoised
-        if self.config.prototype_gate:
-            probs = (1 - gate) * probs + gate * evidence.prototype_posterior
-        log_probs = with_floor(probs, floor).log()
-        temperature = log_temperature.exp() * self.last_temperature
-        tempered = (log_probs / temperature).log_softmax(dim=-1)
+            return tempered
         # A fit may drive floor and temperature to zero: no class goes with them.
         least = tempered.new_tensor(math.log(LEAST_SHARE / tempered.shape[1]))
         return torch.logaddexp(tempered + math.log1p(-LEAST_SHARE), least)
@@ -201,15 +228,51 @@ def attention_probs(
     attention: NeighbourAttention, neighbours: Neighbours
 ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"]]:
     """Return class probabilities and weights of all queries, block by block."""
+    blocks = [(a.log_probs.exp(), a.weights) for _, a in _blocks(attention, neighbours)]
+    probs, weights = map(torch.cat, zip(*blocks, strict=True))
+    return probs, weights
+
+
+@torch.inference_mode()
+def attention_contributions(
+    attention: NeighbourAttention, neighbours: Neighbours, classes: Int[Tensor, " B"]
+) -> Contributions:
+    """Return what the attention's probability of one class of each query is made of."""
+    parts, end = [], 0
+    for found, attended in _blocks(attention, neighbours):
+        start, end = end, end + len(found.ids)
+        wanted = classes[start:end, None]  # (b, 1)
+        said = (found.labels == wanted).to(attended.weights)  # (b, K)
+        if attention.config.denoise:
+            places = wanted[..., None].expand(-1, found.k, 1)
+            around = found.histograms.gather(2, places).squeeze(2)  # (b, K)
+            said = (1 - attended.mix) * said + attended.mix * around
+        votes = (1 - attended.gate) * attended.weights * said
+        told = votes.new_zeros(len(votes))
+        if attended.posterior is not None:
+            told = (attended.gate * attended.posterior.gather(1, wanted)).squeeze(1)
+        parts.append((votes, told))
+    return Contributions(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def label_contributions(
+    weights: Float[Tensor, "B K"], neighbours: Neighbours, classes: Int[Tensor, " B"]
+) -> Contributions:
+    """Return what a plain vote is made of: the weights of the rows with the class for a label."""
+    votes = weights * (neighbours.labels == classes[:, None])
+    return Contributions(votes, weights.new_zeros(len(weights)))
+
+
+def _blocks(
+    attention: NeighbourAttention, neighbours: Neighbours
+) -> Iterator[tuple[Neighbours, Attended]]:
+    """Yield some queries at a time, and what the attention makes of them."""
     was_training = attention.training
     attention.eval()
-    starts = range(0, max(len(neighbours.ids), 1), PROBS_BLOCK)
-    blocks = [
-        attention(neighbours.of_queries(slice(start, start + PROBS_BLOCK))) for start in starts
-    ]
+    for start in range(0, max(len(neighbours.ids), 1), PROBS_BLOCK):
+        found = neighbours.of_queries(slice(start, start + PROBS_BLOCK))
+        yield found, attention(found)
     attention.train(was_training)
-    probs = torch.cat([block.log_probs.exp() for block in blocks])
-    return probs, torch.cat([block.weights for block in blocks])
 
 
 def _adapts_votes(config: AttentionConfig) -> bool:

@@ -153,13 +153,7 @@ class RunConfig:
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> "RunConfig":
         """Build a configuration from flat ``name: value`` pairs; absent names keep defaults."""
-        known = field_names()
-        for name in values:
-            if name not in known:
-                hint = nearest_name(name, known)
-                raise ConfigError(
-                    f"{name} must be a known setting, got {name}={values[name]!r}{hint}"
-                )
+        check_field_names(values)
         sections = {}
         for section in fields(cls):
             if section.name == "seed":
@@ -190,6 +184,15 @@ def field_names() -> tuple[str, ...]:
     """Return the flat names of all settings."""
     sections = [section.type for section in fields(RunConfig) if section.name != "seed"]
     return (*(entry.name for section in sections for entry in fields(section)), "seed")
+
+
+def check_field_names(values: Mapping[str, Any]) -> None:
+    """Refuse names that are no setting."""
+    known = field_names()
+    for name, value in values.items():
+        if name not in known:
+            hint = nearest_name(name, known)
+            raise ConfigError(f"{name} must be a known setting, got {name}={value!r}{hint}")
 
 
 def read_params(path: Path) -> dict[str, Any]:

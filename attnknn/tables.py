@@ -7,14 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Float32
+from jaxtyping import Float, Float32, Int
 from scipy.stats import norm
 
 from attnknn.checks import check_one_of
 
 NUMERIC_SCALES = ("standard", "quantile")
-MISSING = "missing"  # a category of its own: not knowing is often informative
+MISSING = "missing"  # name of a category of its own: not knowing is often informative
 MAX_CATEGORIES = 1000
+# What pandas finds in columns that it does not call numeric.
+NUMBERS = ("floating", "integer", "mixed-integer-float", "decimal")
+NO_FEATURES = ("datetime64", "datetime", "date", "time", "timedelta64", "timedelta", "period")
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,21 @@ class TableEncoder:
         ranks: Sorted training values of each number column ("quantile" only).
         mean: Of each number column, after ranking.
         std: Of each number column, after ranking; 1 where the column is constant.
-        categories: Known values of each category column; others encode as all zeros.
+        categories: Known values of each category column, None for a missing one; others encode
+            as all zeros.
     """
 
     numeric: str
     ranks: dict[str, np.ndarray]
     mean: dict[str, float]
     std: dict[str, float]
-    categories: dict[str, list[str]]
+    categories: dict[str, list[str | None]]
 
     @property
     def feature_names(self) -> tuple[str, ...]:
         """Names of the encoded columns: numbers first, then ``column=value``."""
         pairs = ((column, value) for column, known in self.categories.items() for value in known)
-        return (*self.mean, *(f"{column}={value}" for column, value in pairs))
+        return (*self.mean, *(f"{column}={_name(value)}" for column, value in pairs))
 
     def encode(self, table: pd.DataFrame) -> Float32[np.ndarray, "N F"]:
         """Return the features of each row of ``table``."""
@@ -49,7 +53,7 @@ class TableEncoder:
             for column, mean in self.mean.items()
         ]
         flags = [
-            pd.Index(known).get_indexer(_as_text(table[column]))[:, None] == np.arange(len(known))
+            _places(table[column], known)[:, None] == np.arange(len(known))
             for column, known in self.categories.items()
         ]
         columns = [column[:, None] for column in numbers] + flags
@@ -63,7 +67,8 @@ def fit_table_encoder(train: pd.DataFrame, *, numeric: str = "standard") -> Tabl
     """Return the encoder of a table.
 
     Args:
-        train: Training rows alone; columns of numbers are scaled, all others are categories.
+        train: Training rows alone; columns of numbers are scaled, all others are categories. What
+            ``with_numbers`` returned, where columns may hold numbers as objects.
         numeric: "standard" or "quantile", see ``TableEncoder``.
     """
     check_one_of("numeric", numeric, NUMERIC_SCALES)
@@ -79,7 +84,9 @@ def fit_table_encoder(train: pd.DataFrame, *, numeric: str = "standard") -> Tabl
         mean={column: float(value.mean()) for column, value in values.items()},
         std={column: float(value.std()) or 1.0 for column, value in values.items()},
         categories={
-            column: sorted(set(_as_text(train[column])))
+            column: sorted(
+                set(_as_text(train[column])), key=lambda text: (_name(text), text is None)
+            )
             for column in train
             if column not in number_columns
         },
@@ -104,10 +111,60 @@ def is_number(column: pd.Series) -> bool:
     return pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
 
 
+def with_numbers(table: pd.DataFrame) -> pd.DataFrame:
+    """Return ``table`` with all its columns of numbers as such, whatever pandas calls them.
+
+    Objects that are numbers (decimals, floats that some reader has left as they came) become
+    floats: as categories every one of them would be a stranger to all others. Times are refused,
+    for no unit and no origin of theirs would suit every table.
+    """
+    floats = {}
+    for name in table:
+        column = table[name]
+        kind = "number" if is_number(column) else pd.api.types.infer_dtype(column, skipna=True)
+        if kind in NO_FEATURES:
+            raise ValueError(
+                f"column {name!r} must hold numbers or categories, got {column.dtype} "
+                f"({kind}: give the time since some day as a number)"
+            )
+        if kind in NUMBERS:
+            floats[name] = _as_floats(column)
+    table = table.copy(deep=False)
+    for name, column in floats.items():
+        table[name] = column
+    return table
+
+
+def _as_floats(column: pd.Series) -> pd.Series:
+    try:
+        return column.where(column.notna(), np.nan).astype(np.float64)
+    except OverflowError:  # an integer beyond all floats
+        raise ValueError(
+            f"column {column.name!r} must be finite numbers, got larger ones"
+        ) from None
+
+
+def n_categories(column: pd.Series) -> int:
+    """Return how many categories a column holds, or refuse what cannot be told apart."""
+    try:
+        return column.nunique()
+    except TypeError:
+        kinds = sorted({type(value).__name__ for value in column.dropna()})
+        raise ValueError(
+            f"column {column.name!r} must hold numbers or categories, got {' and '.join(kinds)}"
+        ) from None
+
+
 def check_table(table: pd.DataFrame, *, allow_missing: bool = False) -> pd.DataFrame:
-    """Return ``table`` if all its columns can be encoded, missing numbers put in where allowed."""
+    """Return ``table`` if all its columns can be encoded, numbers as numbers.
+
+    Args:
+        table: Features alone.
+        allow_missing: Let missing numbers pass.
+    """
     if table.shape[1] == 0:
         raise ValueError("table must have at least one feature column, got none")
+    table = with_numbers(table)
     for column in table:
         if is_number(table[column]):
             values = table[column].to_numpy(np.float64, na_value=np.nan)
@@ -115,7 +172,7 @@ def check_table(table: pd.DataFrame, *, allow_missing: bool = False) -> pd.DataF
             rule, count = "be finite numbers", int(bad.sum())
             found = f"{count} NaN or infinite values, first in row {int(bad.argmax())}"
         else:
-            rule, count = f"hold at most {MAX_CATEGORIES} values", table[column].nunique()
+            rule, count = f"hold at most {MAX_CATEGORIES} values", n_categories(table[column])
             found = f"{count} (leave out names and ids)"
             count = max(0, count - MAX_CATEGORIES)
         if count:
@@ -123,5 +180,23 @@ def check_table(table: pd.DataFrame, *, allow_missing: bool = False) -> pd.DataF
     return table
 
 
-def _as_text(column: pd.Series) -> pd.Series:
-    return column.astype(object).where(column.notna(), MISSING).map(str)
+def _places(column: pd.Series, known: list[str | None]) -> Int[np.ndarray, "N"]:
+    """Return the place of each value among the known ones; -1 for another."""
+    place = {value: i for i, value in enumerate(known)}
+    return np.array([place.get(text, -1) for text in _as_text(column)], dtype=np.int64)
+
+
+def _as_text(column: pd.Series) -> list[str | None]:
+    """Return each category as text; None, which no value can be taken for, where it is missing."""
+    pairs = zip(column.astype(object), column.isna(), strict=True)
+    return [None if missing else _text(value) for value, missing in pairs]
+
+
+def _text(value: object) -> str:
+    # Integers that have passed through a column with missing values come back as floats.
+    integral = isinstance(value, float | np.floating) and value.is_integer()
+    return str(int(value)) if integral else str(value)
+
+
+def _name(value: str | None) -> str:
+    return MISSING if value is None else value

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from sklearn.datasets import load_iris, make_blobs
 from sklearn.neighbors import NearestNeighbors
 
 from attnknn import AttnKNNClassifier, blas
+from attnknn.calibrate import Calibration
 from attnknn.config import FittingConfig
 from attnknn.estimator import base, fitting
 from attnknn.estimator.base import NEW_CLASSES
@@ -304,6 +306,22 @@ class TestInsight:
         np.testing.assert_array_equal(
             table.groupby("query")["predicted"].first(), model.predict(flowers[2][:4])
         )
+
+    def test_an_explanation_sums_to_the_prediction(self, flowers):
+        """Before floor and temperature, which are switched off here, and whatever the members."""
+        model = fitted_on(flowers)
+        learned = model._fitted.learned
+        assert len(learned.method.members) > 1
+        for member in learned.method.members:
+            last = member.vote_settings.mlp[-1]
+            for place, bias in ((1, -40.0), (3, 0.0)):  # floor, log temperature
+                last.weight.data[place], last.bias.data[place] = 0.0, bias
+        plain = replace(learned, calibration=Calibration(floor=0.0, temperature=1.0))
+        model._fitted = replace(model._fitted, learned=plain)
+        by_query = model.explain(flowers[2]).groupby("query")
+        total = by_query["vote"].sum() + by_query["prototypes"].first()
+        assert (by_query["prototypes"].first() > 0.01).any()
+        np.testing.assert_allclose(total, model.predict_proba(flowers[2]).max(axis=1), rtol=1e-5)
 
     def test_an_explanation_can_be_drawn_with_and_without_pictures(self, model, flowers):
         from matplotlib import pyplot
@@ -674,3 +692,13 @@ def test_faiss_keeps_to_one_thread_where_two_pools_would_crash(monkeypatch, one_
     with AttnKNNClassifier(n_jobs=2)._threads():
         assert Faiss.asked == ([] if one_thread else [2])
     assert Faiss.asked[-1] == 1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_nearly_collinear_rows_can_be_fitted(seed):
+    labels = np.array(["a", "b"])[np.arange(12) % 2]
+    rows = np.arange(24.0).reshape(12, 2) + 50 * (labels == "b")[:, None]
+    model = AttnKNNClassifier(metric="cosine", random_state=seed).fit(rows, labels)
+    probs = model.predict_proba(rows)
+    assert np.isfinite(probs).all()
+    np.testing.assert_allclose(probs.sum(axis=1), 1)

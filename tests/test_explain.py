@@ -3,12 +3,15 @@
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from attnknn import plot
-from attnknn.classify import Distance, Uniform
+from attnknn.attention import GATE_START, MIX_START, NeighbourAttention
+from attnknn.classify import AdaptiveK, Attention, Distance, KEnsemble, Prototypes, Uniform
+from attnknn.config import AttentionConfig
 from attnknn.explain import explain
 from attnknn.memory import MemoryBank
 
@@ -31,6 +34,9 @@ def test_neighbours_come_nearest_first_with_names(found):
         "similarity",
         "trust",
         "weight",
+        "vote",
+        "prototypes",
+        "predicted",
     ]
     first = table[table["query"] == 0]
     assert first["id"].tolist() == [0, 1, 2]
@@ -51,6 +57,69 @@ def test_trust_is_that_of_the_memory_row(found):
     np.testing.assert_allclose(table["trust"], expected)
 
 
+def test_a_plain_vote_by_hand(found):
+    table = explain(Uniform(3), found, class_names=["cat", "dog"])
+    first = table[table["query"] == 0]  # cat, cat, dog
+    assert first["predicted"].tolist() == ["cat"] * 3
+    np.testing.assert_allclose(first["vote"], [1 / 3, 1 / 3, 0])
+    assert table["prototypes"].eq(0).all()
+
+
+def test_what_an_attention_says_by_hand(found):
+    """weight * ((1 - mix) [same label] + mix * histogram) * (1 - gate), and gate * posterior."""
+    module = NeighbourAttention(AttentionConfig(heads=1), dim=2, n_classes=2).eval()
+    table = explain(Attention(3, module), found)
+    predicted = found.of_queries(slice(1, 2)).labels[0, 0].item()
+    weights = table.loc[table["query"] == 1, "weight"].to_numpy()
+    same = (found.labels[1] == predicted).numpy()
+    around = found.view.histograms[found.ids[1], predicted].numpy()
+    second = table[table["query"] == 1]
+    expected = (1 - GATE_START) * weights * ((1 - MIX_START) * same + MIX_START * around)
+    np.testing.assert_allclose(second["vote"], expected, rtol=1e-5)
+    cosines = found.view.prototypes.numpy() @ found.queries[1].numpy()
+    posterior = np.exp(10 * cosines) / np.exp(10 * cosines).sum()
+    np.testing.assert_allclose(second["prototypes"], GATE_START * posterior[predicted], rtol=1e-4)
+
+
+def without_last_steps(module):
+    """Switch floor and temperature off: what is left is what an explanation adds up to."""
+    last = module.vote_settings.mlp[-1]
+    for place, bias in ((1, -40.0), (3, 0.0)):
+        last.weight.data[place], last.bias.data[place] = 0.0, bias
+    return module
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Uniform(3),
+        Distance(3, temperature=0.3),
+        Prototypes(),
+        "attention",
+        "ensemble",
+        "adaptive",
+        "labels alone",
+    ],
+)
+def test_the_parts_sum_to_the_predicted_probability(found, method):
+    torch.manual_seed(0)
+    off = {"denoise": False, "prototype_gate": False} if method == "labels alone" else {}
+    module = NeighbourAttention(AttentionConfig(**off), dim=2, n_classes=2).eval()
+    for parameter in module.parameters():
+        parameter.data += 0.5 * torch.randn(parameter.shape)
+    attention = Attention(3, without_last_steps(module))
+    wrapped = {
+        "ensemble": KEnsemble(attention, ks=(1, 3)),
+        "adaptive": AdaptiveK(attention, threshold=0.3),
+    }
+    method = wrapped.get(method, attention) if isinstance(method, str) else method
+    table = explain(method, found)
+    by_query = table.groupby("query")
+    total = by_query["vote"].sum() + by_query["prototypes"].first()
+    # An attention leaves a millionth to all classes, whatever its floor.
+    np.testing.assert_allclose(total, method.votes(found).amax(dim=1), rtol=3e-6)
+
+
 def bars_of(figure):
     (ax,) = figure.axes
     names = [label.get_text() for label in ax.get_yticklabels()]
@@ -69,6 +138,9 @@ def test_the_figure_shows_the_table(found):
     np.testing.assert_allclose(widths, rows["weight"])
     shades = {name: colour[:3] for name, colour in zip(rows["label"], colours, strict=True)}
     assert len(set(shades.values())) == rows["label"].nunique()  # other labels stand out
+    (ax,) = plot.explanation(table, query=1).axes
+    said = f"for dog: neighbours {rows['vote'].sum():.2f}, class prototypes 0.00"
+    assert ax.get_xlabel() == f"weight\n{said}"
     plt.close("all")
 
 
@@ -88,6 +160,7 @@ def test_the_figure_shows_the_pictures_of_the_rows(found):
     heaviest = table[table["query"] == 0].sort_values("weight", ascending=False)["id"]
     np.testing.assert_allclose(shown, [1.0, *(0.2 * heaviest)])
     assert figure.axes[0].get_title() == "what?"
+    assert figure.get_supxlabel().startswith("for 0: neighbours ")
     plt.close("all")
 
 

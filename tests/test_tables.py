@@ -1,11 +1,13 @@
 """Tests of the table encoder."""
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from attnknn.tables import check_table, fit_table_encoder, normal_scores
+from attnknn.tables import check_table, fit_table_encoder, normal_scores, with_numbers
 
 TRAIN = pd.DataFrame(
     {
@@ -96,11 +98,63 @@ def test_table_of_categories_alone():
         ({"x": pd.array([1, None], dtype="Int64")}, "column 'x' must be finite numbers"),
         ({"id": [f"row {i}" for i in range(1001)]}, "column 'id' must hold at most 1000 values"),
         ({}, "at least one feature column"),
+        (
+            {"when": pd.to_datetime(["2020-01-01", "2020-01-02"])},
+            r"column 'when' must hold numbers or categories, got datetime64\[",
+        ),
+        ({"d": pd.to_timedelta([1, 2], "s")}, r"column 'd' must hold .*, got timedelta64\["),
+        ({"d": pd.to_datetime(["2020-01-01"]).date}, r"column 'd' must hold .*, got object \(date"),
+        ({"d": pd.period_range("2020", periods=2)}, "column 'd' must hold numbers or categories"),
+        ({"l": [[1], [2]]}, "column 'l' must hold numbers or categories, got list"),
+        ({"x": [10**400, 1]}, "column 'x' must be finite numbers"),
+        ({"x": pd.Series([1.5, None], dtype=object)}, "column 'x' must be finite numbers, got 1"),
     ],
 )
 def test_bad_tables(table, message):
     with pytest.raises(ValueError, match=message):
         check_table(pd.DataFrame(table))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pd.Series([1.5, 2, 4.0, None], dtype=object),
+        pd.Series([1.5, 2, 4, pd.NA], dtype=object),
+        [Decimal("1.5"), Decimal("2"), Decimal("4"), None],
+    ],
+)
+def test_objects_that_are_numbers_are_numbers(values):
+    table = check_table(pd.DataFrame({"x": values}), allow_missing=True)
+    assert table["x"].dtype == np.float64
+    np.testing.assert_array_equal(table["x"], [1.5, 2, 4, np.nan])
+
+
+def test_truth_values_names_and_mixtures_stay_categories():
+    table = pd.DataFrame(
+        {
+            "flag": pd.Series([True, None, False], dtype=object),
+            "name": ["1.5", "2", None],
+            "both": pd.Series([1, "a", 2.5], dtype=object),
+            "group": pd.Categorical([1, 2, 1]),
+        }
+    )
+    assert list(with_numbers(table).dtypes) == list(table.dtypes)
+    assert fit_table_encoder(check_table(table)).mean == {}
+
+
+def test_integers_that_come_back_as_floats_are_the_same_categories():
+    encoder = fit_table_encoder(pd.DataFrame({"c": pd.Categorical([3, 1, 2])}))
+    assert encoder.categories == {"c": ["1", "2", "3"]}
+    for kind in (np.float64, np.float32, object):
+        later = pd.DataFrame({"c": np.array([2.0, 3.0, 1.5], dtype=kind)})
+        assert encoder.encode(later).tolist() == [[0, 1, 0], [0, 0, 1], [0, 0, 0]]
+
+
+def test_a_category_called_missing_is_not_missing():
+    table = pd.DataFrame({"c": ["missing", None, "a"]})
+    encoder = fit_table_encoder(table)
+    assert encoder.categories == {"c": ["a", "missing", None]}
+    assert encoder.encode(table).tolist() == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
 
 
 def test_unknown_scale():

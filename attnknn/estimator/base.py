@@ -1,12 +1,10 @@
 """The machinery under the classifier's methods: checked arguments, fitting, searching, voting."""
 
-import math
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,31 +12,29 @@ import pandas as pd
 import torch
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
 from attnknn.calibrate import apply_calibration
-from attnknn.checks import check_count, check_one_of, check_range
-from attnknn.choices import BACKBONE_NAMES
+from attnknn.checks import check_one_of
 from attnknn.classify import at_k, normalised
-from attnknn.estimator.embedding import METRICS, UNSCALED, embedded_by, takes_images
-from attnknn.estimator.fitting import NARROW, Data, Fitted, Plan, fit_all, stretch_scores
+from attnknn.estimator.embedding import Embedding, embedded_by, takes_images
+from attnknn.estimator.fitting import NARROW, Data, Fitted, fit_all, stretch_scores
 from attnknn.estimator.inputs import (
     check_classes,
     check_rows,
     check_weights,
     distinct_rows,
+    label_kind,
     mixed_number_columns,
     n_rows_of,
     take,
 )
 from attnknn.estimator.ledger import GONE, Ledger
+from attnknn.estimator.params import NEW_CLASSES, check_jobs, check_noise, plan_for
 from attnknn.index.load import faiss
 from attnknn.neighbours import Neighbours
 
-MISSING = ("error", "impute")
-NEW_CLASSES = ("error", "add")
 NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
 # Queries at a time, and class shares of their neighbours at most: both bound the memory of a
 # prediction. Fewer queries would leave the search's matrix products too small to be fast.
@@ -50,7 +46,16 @@ class Machinery(BaseEstimator):
     """What the public methods are made of; the parameters stand in ``AttnKNNClassifier``."""
 
     def _fit(self, X: Any, y: Any, sample_weight: Any, *, classes: Any) -> "Machinery":
-        plan = self._plan()
+        before = dict(vars(self))
+        try:
+            return self._fitted_on(X, y, sample_weight, classes=classes)
+        except BaseException:  # an interrupt too: what was fitted before still is, and nothing else
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    def _fitted_on(self, X: Any, y: Any, sample_weight: Any, *, classes: Any) -> "Machinery":
+        plan = plan_for(self)
         rows = self._checked(X, reset=True)
         labels = check_classes(y, n_rows_of(rows))
         known = labels if classes is None else check_classes(classes, len(classes))
@@ -60,7 +65,7 @@ class Machinery(BaseEstimator):
         weights = self._weights(sample_weight, labels, self.classes_)
         codes = np.searchsorted(self.classes_, labels)
         _check_enough(self.classes_, codes[weights > 0])
-        _check_noise(self.label_noise, len(self.classes_))
+        check_noise(self.label_noise, len(self.classes_))
         inputs, labels, entries = self._distinct(rows, codes, weights)
         self._ledger = Ledger(entries, weights)
         data = Data(
@@ -71,7 +76,7 @@ class Machinery(BaseEstimator):
             is_table=_is_table(inputs),
         )
         if self.n_neighbors != "auto":
-            lowered(self.n_neighbors, len(labels), stacklevel=4)
+            lowered(self.n_neighbors, len(labels), stacklevel=5)
         with self._threads():
             self._set_fitted(fit_all(data, plan))
         return self
@@ -87,80 +92,68 @@ class Machinery(BaseEstimator):
         self.n_neighbors_ = fitted.learned.method.k
         self.label_noise_ = fitted.learned.label_error
 
-    def _plan(self) -> Plan:
-        """Return what was asked for, or refuse it."""
-        if self.n_neighbors != "auto":
-            check_count("n_neighbors", self.n_neighbors)
-        if not callable(self.embedder) and not str(self.embedder).startswith("timm:"):
-            check_one_of("embedder", self.embedder, ("auto", *BACKBONE_NAMES))
-        check_one_of("metric", self.metric, ("auto", *METRICS))
-        if callable(self.embedder) and self.metric not in ("auto", *UNSCALED):
-            raise ValueError(
-                f"metric must be 'auto' or one of {UNSCALED} for an embedder of your own, whose "
-                f"numbers are not scaled, got metric={self.metric!r}"
-            )
-        check_one_of("missing", self.missing, MISSING)
-        check_one_of("new_classes", self.new_classes, NEW_CLASSES)
-        if self.label_noise != "auto":
-            check_number("label_noise", self.label_noise)
-        check_reject(self.reject_below)
-        if self.training is not None and not isinstance(self.training, Mapping):
-            raise ValueError(f"training must be settings by name, got training={self.training!r}")
-        check_number("verbose", self.verbose)
-        return Plan(
-            embedder=self.embedder,
-            metric=self.metric,
-            n_neighbours=None if self.n_neighbors == "auto" else int(self.n_neighbors),
-            label_noise=None if self.label_noise == "auto" else float(self.label_noise),
-            impute=self.missing == "impute",
-            training=self.training or {},
-            trust_neighbours=check_count("trust_neighbours", self.trust_neighbours),
-            index=self.index,
-            seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
-            progress=self.verbose > 0,
-        )
-
     def _checked(self, X: Any, *, reset: bool = False) -> Any:
         """Return checked rows; an embedder of the user's own gets them as they are."""
         if callable(self.embedder):
+            n_rows_of(X)  # refuses what has no rows
             return X
         rows = check_rows(
             self,
             X,
             reset=reset,
-            allow_missing=self.missing == "impute",
+            allow_missing=self.missing == "impute" and (reset or self._imputes),
             images=takes_images(self.embedder),
             number_columns=getattr(self, "_number_columns", None),
+            columns=() if reset else self._columns,
         )
         if reset:
             is_table = isinstance(rows, pd.DataFrame)
             self._number_columns = mixed_number_columns(rows) if is_table else None
         return rows
 
+    @property
+    def _imputes(self) -> bool:
+        """Whether ``fit`` has learned what stands in for missing numbers."""
+        features = self._fitted.embedding.features
+        return features is not None and bool(features.medians)
+
+    @property
+    def _columns(self) -> tuple[str, ...]:
+        """Names of the columns that a table must have."""
+        features = self._fitted.embedding.features
+        encoder = None if features is None else features.encoder
+        return () if encoder is None else (*encoder.mean, *encoder.categories)
+
     def _weights(self, sample_weight: Any, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
         return check_weights(sample_weight, labels, classes=classes, class_weight=self.class_weight)
 
     def _distinct(
-        self, rows: Any, codes: np.ndarray, weights: np.ndarray
+        self,
+        rows: Any,
+        codes: np.ndarray,
+        weights: np.ndarray,
+        *,
+        known_by: Embedding | None = None,
     ) -> tuple[Any, np.ndarray, np.ndarray]:
         """Return one row of each set of copies, its code, and the set of every given row.
 
         Rows of weight 0 are in no set. An embedder of the user's own has read the rows that come
-        back: what they are is known to it alone, and rows it cannot tell apart are copies.
+        back: what they are is known to it alone, and rows it cannot tell apart are copies. After
+        ``fit`` it must read them as it did there, ``known_by`` the embedding of then.
         """
         counted = np.flatnonzero(weights > 0)
         if not len(counted):
             raise ValueError("sample_weight must be above 0 for some rows, got none")
         rows, codes = take(rows, counted), codes[counted]
         if callable(self.embedder):
-            rows = embedded_by(self.embedder, rows)
+            rows = embedded_by(self.embedder, rows) if known_by is None else known_by.encode(rows)
         entries = np.full(len(weights), GONE)
         first, entries[counted] = distinct_rows(rows, codes)
         return take(rows, first), codes[first], entries
 
     def _classes_with(self, labels: np.ndarray) -> np.ndarray:
         """Return all classes, those of more labels included, or refuse new ones."""
-        if isinstance(labels[0], str) != isinstance(self.classes_[0], str):
+        if label_kind(labels[0]) != label_kind(self.classes_[0]):
             seen, given = (type(values[0]).__name__ for values in (self.classes_, labels))
             raise ValueError(f"y must hold labels of the kind seen in fit, {seen}, got {given}")
         unknown = np.setdiff1d(labels, self.classes_)
@@ -261,7 +254,7 @@ class Machinery(BaseEstimator):
             yield
             return
         before = torch.get_num_threads(), faiss.omp_get_max_threads()
-        n_threads = effective_n_jobs(self.n_jobs)
+        n_threads = effective_n_jobs(check_jobs(self.n_jobs))
         torch.set_num_threads(n_threads)
         if not ONE_FAISS_THREAD:
             faiss.omp_set_num_threads(n_threads)
@@ -281,29 +274,6 @@ def lowered(n_neighbors: int, n_rows: int, *, stacklevel: int) -> int:
         stacklevel=stacklevel,
     )
     return n_rows
-
-
-def check_reject(reject_below: Any) -> None:
-    """Refuse what is no threshold; infinity, never to answer, is one."""
-    if reject_below is None:
-        return
-    check_number("reject_below", reject_below)
-    if reject_below != math.inf:
-        check_range("reject_below", reject_below, low=0, high=1)
-
-
-def _check_noise(label_noise: Any, n_classes: int) -> None:
-    """Refuse a share of wrong labels from which nothing can be learned: that of chance."""
-    if label_noise != "auto":
-        check_range("label_noise", label_noise, low=0, high=1 - 1 / n_classes, high_open=True)
-
-
-def check_number(name: str, value: Any) -> float:
-    """Return a number as a float, or refuse it."""
-    if isinstance(value, Real):
-        with suppress(OverflowError):  # an integer beyond all floats
-            return float(value)
-    raise ValueError(f"{name} must be a number, got {name}={value!r}")
 
 
 def _check_enough(classes: np.ndarray, codes: np.ndarray) -> None:

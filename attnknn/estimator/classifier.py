@@ -12,10 +12,11 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from attnknn.checks import check_count, check_labels
-from attnknn.estimator.base import check_reject, lowered
+from attnknn.estimator.base import lowered
 from attnknn.estimator.inputs import check_classes, n_rows_of, naming
 from attnknn.estimator.insight import Insight
 from attnknn.estimator.ledger import GONE
+from attnknn.estimator.params import check_reject
 from attnknn.estimator.store import Store
 from attnknn.parts import euclidean_distances
 
@@ -143,8 +144,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         weights = self._weights(sample_weight, labels, all_classes)
         codes = np.searchsorted(all_classes, labels)
         with self._threads():
-            inputs, codes, entries = self._distinct(rows, codes, weights)
             embedding = self._fitted.embedding
+            inputs, codes, entries = self._distinct(rows, codes, weights, known_by=embedding)
             added = embedding.place(inputs) if callable(self.embedder) else embedding.rows(inputs)
             # Whatever may be refused has been refused: nothing has changed so far.
             self._open_classes(all_classes)

@@ -135,17 +135,30 @@ class Embedding:
         """Return what the chart or the network reads."""
         if self.function is None:
             return self.features.encode(inputs)
-        return embedded_by(self.function, inputs)
+        return embedded_by(self.function, inputs, width=len(self.chart.centre))
 
 
-def embedded_by(function: Callable[[Any], Any], inputs: Any) -> Float32[np.ndarray, "N F"]:
-    """Return what a user's own embedder makes of rows, or refuse it."""
+def embedded_by(
+    function: Callable[[Any], Any], inputs: Any, *, width: int | None = None
+) -> Float32[np.ndarray, "N F"]:
+    """Return what a user's own embedder makes of rows, or refuse it.
+
+    Args:
+        function: The embedder.
+        inputs: The rows.
+        width: Numbers a row that it returned in ``fit``; None in ``fit`` itself.
+    """
     features = np.asarray(function(inputs))
     numbers = features.dtype.kind in "fiub"
-    if not numbers or features.ndim != 2 or len(features) != n_rows_of(inputs):
+    one_each = features.ndim == 2 and len(features) == n_rows_of(inputs)
+    if not numbers or not one_each or not features.shape[1]:
         raise ValueError(
             f"embedder must return one row of numbers for each of {n_rows_of(inputs)} inputs, "
             f"got an array of {features.dtype} of shape {features.shape}"
+        )
+    if width not in (None, features.shape[1]):
+        raise ValueError(
+            f"embedder must return rows of width {width}, as in fit, got {features.shape[1]}"
         )
     with np.errstate(over="ignore"):  # a float64 of 1e300 becomes infinite, and is refused
         narrow = features.astype(np.float32)

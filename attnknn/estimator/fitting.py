@@ -37,6 +37,9 @@ NETWORK = "mlp-periodic"
 K_LIMITS = (5, 50)
 BATCH_LIMITS = (32, 200)
 FALLS = (0.01, 0.05, 0.15, 0.5)  # of similarity between the first and the last neighbour
+# So far away nothing counts any more. Among nearly collinear rows a stretch that suits most would
+# take others to -10 000, and the fit with them.
+FARTHEST = -3.0
 SMALLEST_FALL = 1e-6  # below this all neighbours are equally near
 
 
@@ -251,8 +254,9 @@ def _with_best_stretch(trial: Trial, data: Data, plan: Plan) -> tuple[Trial, flo
 
 
 def stretch_scores(neighbours: Neighbours, stretch: float) -> Neighbours:
-    """Return the neighbours with similarities 1 - stretch * (1 - cosine)."""
-    return replace(neighbours, scores=1 - stretch * (1 - neighbours.scores))
+    """Return the neighbours with similarities 1 - stretch * (1 - cosine), -3 where that is less."""
+    stretched = 1 - stretch * (1 - neighbours.scores)
+    return replace(neighbours, scores=stretched.clamp(min=FARTHEST))
 
 
 def _complete(trial: Trial, data: Data) -> Int[np.ndarray, " N"]:

@@ -4,8 +4,9 @@ Axes: N rows, F features, C classes.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from sklearn.utils.validation import (
 )
 
 from attnknn.rows import duplicate_groups
-from attnknn.tables import MAX_CATEGORIES, is_number
+from attnknn.tables import MAX_CATEGORIES, is_number, n_categories, with_numbers
 
 WEIGHT_LIMITS = (1e-20, 1e12)  # their ratios, copies summed, stay in single precision
 LARGEST = 1e15  # the squares of larger numbers, and sums of them, leave single precision
@@ -55,6 +56,7 @@ def check_rows(
     allow_missing: bool,
     images: bool,
     number_columns: list[str] | None,
+    columns: Collection[str] = (),
 ) -> Rows:
     """Return a finite float array, a table with categories, or uint8 images.
 
@@ -65,29 +67,36 @@ def check_rows(
         allow_missing: Let NaN pass.
         images: Expect (N, channels, height, width).
         number_columns: After ``fit`` on a table with categories: its columns of numbers.
+        columns: All of its columns. (scikit-learn compares names that are strings alone.)
     """
     if images:
         return _check_images(estimator, rows, reset=reset)
     frame = _as_frame(rows)
     if reset:
         number_columns = mixed_number_columns(frame)
+    elif frame is not None:
+        _name_empty_columns(frame, number_columns)
     if number_columns is None:
         return _check_array(estimator, rows, frame, reset=reset, allow_missing=allow_missing)
     if frame is None:
         raise ValueError(f"X must be a data frame, as in fit, got {type(rows).__name__}")
     validate_data(estimator, frame, reset=reset, skip_check_array=True)
+    if absent := [name for name in columns if name not in set(map(str, frame))]:
+        raise ValueError(f"X must have the columns of fit, got none named {', '.join(absent)}")
     return _check_table(frame, number_columns, allow_missing=allow_missing)
 
 
 def _as_frame(rows: Any) -> pd.DataFrame | None:
-    """Return a pandas or Polars data frame as a pandas one; None for all else."""
+    """Return a pandas or Polars data frame as a pandas one, numbers as such; None for all else."""
     if hasattr(rows, "to_pandas"):  # Polars
         rows = rows.to_pandas()
     if not isinstance(rows, pd.DataFrame):
         return None
     if not rows.columns.is_unique:
         raise ValueError(f"X must have columns of different names, got {list(rows.columns)}")
-    return rows.reset_index(drop=True)
+    if not rows.shape[1]:
+        raise ValueError("X must have at least one column, got none")
+    return with_numbers(rows.reset_index(drop=True))
 
 
 def mixed_number_columns(frame: pd.DataFrame | None) -> list[str] | None:
@@ -95,6 +104,14 @@ def mixed_number_columns(frame: pd.DataFrame | None) -> list[str] | None:
     if frame is None or all(is_number(frame[name]) for name in frame):
         return None
     return [str(name) for name in frame if is_number(frame[name])]
+
+
+def _name_empty_columns(frame: pd.DataFrame, number_columns: list[str] | None) -> None:
+    """Let columns without any value, which have no kind of their own, be what they are in fit."""
+    for name in frame:
+        was_number = number_columns is None or str(name) in number_columns
+        if was_number and frame[name].isna().all():
+            frame[name] = np.nan
 
 
 def _check_array(
@@ -111,7 +128,7 @@ def _check_array(
     with naming("X", "be numbers, in rows of one length"):
         checked = validate_data(
             estimator,
-            rows,
+            rows if frame is None else frame,
             reset=reset,
             dtype=[np.float64, np.float32],
             ensure_all_finite="allow-nan",
@@ -134,10 +151,10 @@ def _check_table(
             check_array(values, ensure_all_finite="allow-nan", input_name=f"column {name!r}")
             _check_missing(f"column {name!r}", values, allow_missing=allow_missing)
             _check_size(values)
-        elif table[name].nunique() > MAX_CATEGORIES:
+        elif (found := n_categories(table[name])) > MAX_CATEGORIES:
             raise ValueError(
                 f"column {name!r} must hold at most {MAX_CATEGORIES} categories, "
-                f"got {table[name].nunique()} (leave out names and ids)"
+                f"got {found} (leave out names and ids)"
             )
     return table
 
@@ -145,8 +162,8 @@ def _check_table(
 def _check_missing(name: str, values: np.ndarray, *, allow_missing: bool) -> None:
     if not allow_missing and (missing := int(np.isnan(values).sum())):
         raise ValueError(
-            f"{name} must have no missing number, got {missing} times NaN; missing='impute' puts "
-            "the column's median in its place"
+            f"{name} must have no missing number, got {missing} times NaN; missing='impute' in "
+            "fit puts the column's median in its place"
         )
 
 
@@ -200,6 +217,10 @@ def check_weights(
         weights = _check_sample_weight(sample_weight, labels, ensure_non_negative=True)
     if class_weight is None:
         return _check_weight_limits(weights.astype(np.float64))
+    if isinstance(class_weight, Mapping):
+        numbers = all(isinstance(weight, Real) for weight in class_weight.values())
+        if not numbers:
+            raise ValueError(f"class_weight must hold a number for each class, got {class_weight=}")
     of_class = compute_class_weight(class_weight, classes=classes, y=labels)
     if not (np.isfinite(of_class) & (of_class >= 0)).all():
         raise ValueError(f"class_weight must not be negative, got {class_weight=}")
@@ -217,9 +238,20 @@ def _check_weight_limits(weights: Float[np.ndarray, "N"]) -> Float[np.ndarray, "
     return weights
 
 
+def label_kind(label: Any) -> str:
+    """Return the kind of a label: two kinds have no order, or are equal and yet not the same."""
+    kinds = {"str": str, "bool": bool | np.bool_, "integer": Integral, "number": Real}
+    found = (name for name, kind in kinds.items() if isinstance(label, kind))
+    return next(found, type(label).__name__)
+
+
 def n_rows_of(rows: Any) -> int:
-    """Return the number of rows of anything that has a length."""
-    return _num_samples(rows)
+    """Return the number of rows of anything that has a length, one at least."""
+    with naming("X", "be rows"):
+        n_rows = _num_samples(rows)
+    if not n_rows:
+        raise ValueError("X must have at least one row, got none")
+    return n_rows
 
 
 def distinct_rows(

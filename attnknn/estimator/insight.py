@@ -14,9 +14,10 @@ from attnknn.calibrate import (
 )
 from attnknn.checks import check_one_of
 from attnknn.classify import at_k
-from attnknn.estimator.base import Machinery, check_number
+from attnknn.estimator.base import Machinery
 from attnknn.estimator.inputs import check_classes
 from attnknn.estimator.learning import TOO_FEW_QUERIES
+from attnknn.estimator.params import check_number
 from attnknn.explain import explain
 from attnknn.measure import risk_coverage
 
@@ -33,18 +34,21 @@ class Insight(Machinery):
         Returns:
             One row per query and neighbour, nearest first: ``query``, ``rank``, ``id`` (place in
             the training rows), ``label``, ``similarity`` (cosine of the unit rows), ``trust``
-            (share of its own neighbours that agree with its label), ``weight`` (they sum to 1)
-            and ``predicted``, the class predicted for the query.
+            (share of its own neighbours that agree with its label), ``weight`` (they sum to 1),
+            ``vote`` (what the row adds to the probability of the predicted class, by its own label
+            and by the labels around it), and for the whole query ``prototypes`` (what the class
+            prototypes add to it) and ``predicted``, the class predicted for the query. The votes
+            of a query and its ``prototypes`` sum to the probability of the predicted class as it
+            is before floor and temperature, which flatten or sharpen it last.
         """
         neighbours = self._neighbours(X)
         method = at_k(self._fitted.learned.method, neighbours.k)
         table = explain(method, neighbours)
-        predicted = self.classes_[self._probs(neighbours).argmax(axis=1)]
         return table.assign(
             id=self._ledger.first_ids()[table["id"]],
             similarity=1 - (1 - table["similarity"]) / self._fitted.stretch,
             label=self.classes_[table["label"]],
-            predicted=predicted[table["query"]],
+            predicted=self.classes_[table["predicted"]],
         )
 
     def explain_figure(
@@ -123,7 +127,7 @@ class Insight(Machinery):
         coverage: Any = 0.9,
         *,
         score: Any = "aps",
-        held_out: tuple[Any, Any] | None = None,
+        held_out: Any = None,
     ) -> np.ndarray:
         """Return which classes are in each row's conformal prediction set, (N, C).
 
@@ -144,6 +148,8 @@ class Insight(Machinery):
         """
         check_one_of("score", score, CONFORMAL_SCORES)
         coverage = check_number("coverage", coverage)
+        if held_out is not None and not (isinstance(held_out, tuple | list) and len(held_out) == 2):
+            raise ValueError(f"held_out must be rows and their labels, got {held_out=}")
         probs = self.predict_proba(X)
         judged = self._held_out() if held_out is None else self._judged(*held_out)
         threshold = fit_conformal(*judged, coverage, score=score)
@@ -182,6 +188,8 @@ class Insight(Machinery):
             the last row answered: a candidate for ``reject_below``).
         """
         check_is_fitted(self)
+        if X is None and y is not None:
+            raise ValueError("X must be given where y is, got X=None")
         if X is None:
             return risk_coverage(*self._held_out())
         return risk_coverage(*self._judged(X, y))

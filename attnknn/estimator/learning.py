@@ -15,10 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from attnknn.attention import NeighbourAttention
+from attnknn.attention import Contributions, NeighbourAttention
 from attnknn.calibrate import Calibration, apply_calibration, fit_floor_and_temperature
 from attnknn.classify import Attention, normalised
 from attnknn.config import AttentionConfig, FittingConfig
+from attnknn.explain import contributions
 from attnknn.fit import PREPARED_CELLS, fit_on_neighbours
 from attnknn.holdout import query_folds
 from attnknn.memory import MemoryBank
@@ -58,6 +59,14 @@ class Committee:
         """Return mean class probabilities."""
         each = [Attention(self.k, member).votes(neighbours) for member in self.members]
         return torch.stack(each).mean(dim=0)
+
+
+@contributions.register
+def _(method: Committee, neighbours: Neighbours, classes: Tensor) -> Contributions:
+    members = (Attention(method.k, member) for member in method.members)
+    each = [contributions(member, neighbours, classes) for member in members]
+    votes, prototypes = (torch.stack(part).mean(dim=0) for part in zip(*each, strict=True))
+    return Contributions(votes, prototypes)
 
 
 @dataclass(frozen=True)

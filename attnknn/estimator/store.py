@@ -20,9 +20,10 @@ from attnknn.estimator.learning import Committee, Learned, blank_attention
 from attnknn.estimator.ledger import Ledger
 from attnknn.files import write_atomic
 from attnknn.memory import MemoryBank
-from attnknn.tables import TableEncoder
+from attnknn.tables import MISSING, TableEncoder
 
-FORMAT = "attnknn-classifier-1"
+# The first format did not tell a missing category from one that is called "missing".
+FORMATS = ("attnknn-classifier-1", "attnknn-classifier-2")
 OWN = "<function>"  # stands for an embedder of the user's own
 
 
@@ -34,7 +35,7 @@ class Store(Machinery):
         check_is_fitted(self)
         tensors, facts = _packed(self)
         tensors = {name: torch.as_tensor(value).contiguous() for name, value in tensors.items()}
-        content = save(tensors, metadata={"format": FORMAT, "facts": json.dumps(facts)})
+        content = save(tensors, metadata={"format": FORMATS[-1], "facts": json.dumps(facts)})
         return write_atomic(Path(path), lambda handle: handle.write(content))
 
     @classmethod
@@ -53,9 +54,13 @@ class Store(Machinery):
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}
         except SafetensorError as error:
             raise ValueError(f"path must be a whole saved file, got {path} ({error})") from None
-        if metadata.get("format") != FORMAT:
+        if metadata.get("format") not in FORMATS:
             raise ValueError(f"path must be a saved AttnKNNClassifier, got path={str(path)!r}")
-        return _unpacked(cls, tensors, json.loads(metadata["facts"]), embedder)
+        facts = json.loads(metadata["facts"])
+        if metadata["format"] == FORMATS[0] and "encoder" in facts["embedding"]:
+            for known in facts["embedding"]["encoder"]["categories"].values():
+                known[:] = [None if value == MISSING else value for value in known]
+        return _unpacked(cls, tensors, facts, embedder)
 
 
 def _packed(model: Machinery) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -15,7 +15,7 @@ from sklearn.decomposition import PCA
 
 from attnknn.checks import check_one_of, nearest_name
 from attnknn.corrupt import flip_labels
-from attnknn.estimator.base import MISSING
+from attnknn.estimator.params import MISSING
 from attnknn.ownfiles import read_own
 from attnknn.readers import READERS
 from attnknn.rows import TEST, Rows, draw_rows, duplicate_groups

@@ -29,6 +29,9 @@ def explanation(
 ) -> Figure:
     """Draw the explanation of one query: pictures of its neighbours where there are any, else bars.
 
+    Bars are weights. The line below says what all neighbours (drawn or not) and the class
+    prototypes add to the probability of the predicted class, before floor and temperature.
+
     Args:
         table: From ``attnknn.explain.explain``, or the ``explain`` of an estimator.
         query: Which of its queries.
@@ -51,14 +54,25 @@ def explanation(
         options["predicted"] = names.index(str(predicted)) if str(predicted) in names else -1
     if images is None:
         row_names = [f"row {place}" for place in ids]
-        return neighbour_bars(weights, codes, row_names=row_names, **options).figure
+        ax = neighbour_bars(weights, codes, row_names=row_names, **options)
+        ax.set_xlabel(f"{ax.get_xlabel()}\n{_made_of(rows)}", parse_math=False)
+        return ax.figure
     if len(images) <= max(ids):
         raise ValueError(
             f"images must hold a picture of every training row, got {len(images)} pictures "
             f"for row {max(ids)}"
         )
     pictures = np.stack([np.asarray(images[place]) for place in ids])
-    return neighbour_strip(image, pictures, weights, codes, query_note=query_note, **options)
+    figure = neighbour_strip(image, pictures, weights, codes, query_note=query_note, **options)
+    figure.supxlabel(_made_of(rows), fontsize=8, parse_math=False)
+    return figure
+
+
+def _made_of(rows: pd.DataFrame) -> str:
+    """Return what the predicted class's probability is made of, in words."""
+    predicted, prototypes = (rows[name].iloc[0] for name in ("predicted", "prototypes"))
+    votes = rows["vote"].sum()
+    return f"for {predicted}: neighbours {votes:.2f}, class prototypes {prototypes:.2f}"
 
 
 def neighbour_strip(
@@ -80,7 +94,7 @@ def neighbour_strip(
     Args:
         query_image: (height, width) or (height, width, 3), in [0, 1] or bytes.
         neighbour_images: K such images.
-        weights: Share of the vote of each neighbour.
+        weights: Weight of each neighbour.
         neighbour_labels: Label of each neighbour.
         trust: How much each neighbour's own surroundings agree with its label, in [0, 1].
         class_names: Names of the classes.
@@ -149,10 +163,10 @@ def neighbour_bars(
     n_shown: int = 10,
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw the share of the vote of each neighbour, heaviest on top, for data without images.
+    """Draw the weight of each neighbour, heaviest on top, for data without images.
 
     Args:
-        weights: Share of the vote of each neighbour.
+        weights: Weight of each neighbour.
         neighbour_labels: Label of each neighbour.
         trust: How much each neighbour's surroundings agree with its label: fainter bars are
             trusted less.
@@ -178,6 +192,6 @@ def neighbour_bars(
     ax.set_yticks(range(len(order)), names, parse_math=False)
     ax.set_ylim(len(order) - 0.4, -0.6)
     ax.set_xlim(0, 1.45 * float(weights[order[0]]) or 1.0)
-    ax.set_xlabel("share of the vote")
+    ax.set_xlabel("weight")
     ax.tick_params(axis="y", length=0)
     return ax
