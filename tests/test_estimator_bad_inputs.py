@@ -18,8 +18,10 @@ from attnknn.estimator import fitting
 
 # Words that an error must hold: the argument it is about. What numpy says of itself has none.
 OURS = (
-    r"^(X|y|sample_weight|column '.*'|ids|coverage|score|target_risk)"
-    r"( \(.*\)| or target_risk)? must "
+    r"^(X|y|sample_weight|column .*|ids|coverage|score|target_risk|embedder|embedder\(X\)|training|"
+    "n_neighbors|metric|missing|new_classes|label_noise|class_weight|reject_below|n_jobs|index|"
+    "random_state|verbose|trust_neighbours)"
+    r"( \(.*\)| or target_risk)? must |^\w+ must be a known setting, got "
 )
 SCIKIT = (
     "X has .* features, but|Input X contains|Found array with|Expected 2D array|Complex data|"
@@ -241,3 +243,88 @@ def test_a_curve_of_anything(model, rows, given_labels):
         if rows is not None:
             assert len(curve) == len(rows)
         assert np.isfinite(curve.to_numpy(float)).all() and curve["risk"].between(0, 1).all()
+
+
+times = st.sampled_from(
+    [pd.Timestamp("2020-01-01"), pd.Timedelta(3, "h"), pd.Timestamp("2020-01-01").date(), pd.NaT]
+)
+cells = st.one_of(
+    st.floats(-5, 5),
+    st.integers(-3, 3),
+    st.decimals(-5, 5, places=2),
+    st.sampled_from(["red", "blue", "missing", None, pd.NA, True]),
+)
+columns = st.one_of(
+    *(st.lists(each, min_size=12, max_size=12) for each in (st.floats(-5, 5), st.decimals(-5, 5))),
+    st.lists(st.integers(0, 3), min_size=12, max_size=12).map(pd.Categorical),
+    st.lists(st.one_of(st.integers(-9, 9), st.floats(-9, 9)), min_size=12, max_size=12),
+    st.lists(cells, min_size=12, max_size=12),
+    st.lists(times, min_size=12, max_size=12),
+    st.lists(st.lists(st.integers(), max_size=2), min_size=12, max_size=12),
+).map(lambda values: pd.Series(values, dtype=getattr(values, "dtype", object)))
+whole_frames = st.dictionaries(st.sampled_from(["a", "b", "c"]), columns, max_size=3).map(
+    lambda made: pd.DataFrame(made, index=range(12))
+)
+
+
+@settings(max_examples=40, **CALM)
+@given(table=whole_frames, missing=st.sampled_from(["error", "impute"]))
+def test_fitting_on_any_table(table, missing):
+    with refusing():
+        model = AttnKNNClassifier(random_state=0, metric="standardised", missing=missing)
+        model.fit(table, np.arange(12) % 2)
+        check_answers(model, table)
+        kinds = {pd.api.types.infer_dtype(table[name]) for name in table}
+        assert not {"datetime", "date", "timedelta"} & kinds
+        encoder = model._fitted.embedding.features.encoder
+        for name in table:  # numbers are never opened up as categories
+            if pd.api.types.infer_dtype(table[name]) in ("floating", "decimal", "integer"):
+                assert name in encoder.mean or "0" in encoder.mean
+
+
+parameters = st.one_of(
+    st.fixed_dictionaries({"n_neighbors": things}),
+    st.fixed_dictionaries({"embedder": st.one_of(things, st.just(np.asarray))}),
+    st.fixed_dictionaries({"metric": things}),
+    st.fixed_dictionaries({"label_noise": things}),
+    st.fixed_dictionaries({"class_weight": st.one_of(st.just({0: "x", 1: None}), st.just("some"))}),
+    st.fixed_dictionaries({"missing": things}),
+    st.fixed_dictionaries({"new_classes": things}),
+    st.fixed_dictionaries({"reject_below": things}),
+    st.fixed_dictionaries({"training": st.one_of(things, st.just({"epoch": 3}))}),
+    st.fixed_dictionaries({"trust_neighbours": things}),
+    st.fixed_dictionaries({"index": things}),
+    st.fixed_dictionaries({"n_jobs": st.sampled_from(["a", 1.5, 0, True, 1, -1])}),
+    st.fixed_dictionaries({"random_state": things}),
+    st.fixed_dictionaries({"verbose": st.one_of(st.none(), st.text(max_size=3))}),
+)
+FEW_ROWS, FEW_LABELS = ROWS[:12], np.arange(12) % 2
+
+
+def learned(model):
+    return {name: value for name, value in vars(model).items() if name.endswith("_")}
+
+
+@settings(max_examples=60, **CALM)
+@given(params=parameters)
+def test_refitting_with_any_parameter(model, params):
+    other, refitted = deepcopy(model), False
+    kept = learned(other)
+    with refusing():
+        other.set_params(**params).fit(FEW_ROWS, FEW_LABELS)
+        refitted = True
+    if not refitted:  # what was refused has changed nothing
+        now = learned(other)
+        assert now.keys() == kept.keys() and all(now[name] is kept[name] for name in kept)
+
+
+@settings(max_examples=40, **CALM)
+@given(first=st.one_of(good_rows, arrays, things), later=st.one_of(arrays, number_tables, things))
+def test_embedding_by_any_function(first, later):
+    answers = [later, first]
+    other = AttnKNNClassifier(
+        random_state=0, metric="euclidean", embedder=lambda rows: answers.pop()
+    )
+    with refusing():
+        other.fit(FEW_ROWS, FEW_LABELS)
+        other.partial_fit(FEW_ROWS, FEW_LABELS)

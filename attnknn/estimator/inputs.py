@@ -221,6 +221,10 @@ def check_weights(
         numbers = all(isinstance(weight, Real) for weight in class_weight.values())
         if not numbers:
             raise ValueError(f"class_weight must hold a number for each class, got {class_weight=}")
+    elif class_weight != "balanced":
+        raise ValueError(
+            f"class_weight must be None, 'balanced' or a weight for each class, got {class_weight=}"
+        )
     of_class = compute_class_weight(class_weight, classes=classes, y=labels)
     if not (np.isfinite(of_class) & (of_class >= 0)).all():
         raise ValueError(f"class_weight must not be negative, got {class_weight=}")
