@@ -132,7 +132,7 @@ def content(run: Path) -> dict[str, object]:
     for entry in report["notebooks"].values():
         for name in ("seconds", "finished"):
             entry.pop(name)
-    for name in ("run", "started", "finished"):
+    for name in ("run", "commands", "started", "finished"):  # the commands name the run
         report.pop(name)
     return found | {"report": report}
 
