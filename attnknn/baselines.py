@@ -37,7 +37,7 @@ IMBALANCE_BASELINES = ("prior-corrected",)
 # A grid is judged on some of many queries; the best few settings are then judged on all. On MNIST
 # pixels 1 000 of 5 000 queries ranked the best distance weights 13th, 2 000 ranked them first.
 JUDGED_QUERIES = 2000
-FINALISTS = 10
+FINALISTS = 5
 
 
 @dataclass(frozen=True)
