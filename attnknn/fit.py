@@ -135,24 +135,13 @@ def fit_on_neighbours(
         temperature: Last temperature, where an earlier fit has found it out; None leaves every
             fold of the queries out once to find it.
     """
-    n_queries = len(neighbours.ids)
-    if n_queries < 2:
-        raise ValueError(
-            f"queries must number at least 2, one to fit and one to stop on, got {n_queries}"
-        )
-    checked = check_labels("labels", labels, n_rows=n_queries, n_classes=bank.n_classes)
+    _check_numbers(len(neighbours.ids), n_epochs, fitting)
+    checked = check_labels("labels", labels, n_rows=len(neighbours.ids), n_classes=bank.n_classes)
     if label_error is None:
         label_error = label_transition(neighbours, checked) if fitting.fit_noisy_labels else 0.0
-    prepare = attention.denoise and fitting.fit_noise_max == 0
-    if prepare and neighbours.ids.numel() * bank.n_classes <= PREPARED_CELLS:
-        # Once, not in every batch.
-        _ = neighbours.labels, neighbours.trust
-        _ = neighbours.histograms, neighbours.prototype_cosines
+    if attention.denoise and fitting.fit_noise_max == 0:
+        _prepare(neighbours)
     queries = make_queries(bank, neighbours, checked, label_error, weights, fitting, seed)
-    if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
-        raise ValueError(
-            f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
-        )
     history = pd.DataFrame(columns=HISTORY)
     n_fits = 1 + (n_epochs is None) + (fitting.fit_folds if temperature is None else 0)
     bar = tqdm(
@@ -172,6 +161,24 @@ def fit_on_neighbours(
     bar.close()
     error = wrong_share(label_error)
     return FittedAttention(model, history, error, neighbours.k, n_epochs, temperature)
+
+
+def _check_numbers(n_queries: int, n_epochs: int | None, fitting: FittingConfig) -> None:
+    if n_queries < 2:
+        raise ValueError(
+            f"queries must number at least 2, one to fit and one to stop on, got {n_queries}"
+        )
+    if n_epochs is not None and not 1 <= n_epochs <= fitting.fit_epochs:
+        raise ValueError(
+            f"n_epochs must lie between 1 and fit_epochs={fitting.fit_epochs}, got {n_epochs=}"
+        )
+
+
+def _prepare(neighbours: Neighbours) -> None:
+    """Look up once, not in every batch, what all batches read; too much to hold is left."""
+    if neighbours.ids.numel() * neighbours.n_classes <= PREPARED_CELLS:
+        _ = neighbours.labels, neighbours.trust
+        _ = neighbours.histograms, neighbours.prototype_cosines
 
 
 def _fit(
