@@ -2,6 +2,8 @@
 
 import copy
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,6 +41,8 @@ from attnknn.studies import (
     afmp_scaling,
     afmp_verdict,
 )
+
+ROOT = Path(__file__).parents[1]
 
 MODEL = AFMPConfig(layers=2, width=8, patch=2, keep_share=0.3)
 RECIPE = Recipe(epochs=3, batch_size=20, lr=1e-2)
@@ -450,6 +454,20 @@ class TestScaling:
         monkeypatch.chdir(tmp_path)
         assert afmp_scaling.read_scaling() is None
         assert "python benchmarks/afmp_scaling.py --out" in afmp_scaling.scaling_words(None)
+        assert "python benchmarks/afmp_epoch.py --out" in afmp_scaling.epoch_words()
+
+    def test_the_epoch_benchmark_becomes_words(self, tmp_path, monkeypatch):
+        """The real benchmark, on few rows: what it saves is what the notebook reads."""
+        folder = tmp_path / "afmp" / "epoch"
+        words = ["--dataset", "digits", "--max-rows", "101", "--rounds", "1", "--threads", "1"]
+        command = [sys.executable, "benchmarks/afmp_epoch.py", *words, "--out", str(folder)]
+        subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+        monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
+        said, table = afmp_scaling.epoch_words(), pd.read_csv(folder / "epoch.csv")
+        seconds = table.set_index("setting")["seconds of an epoch"]
+        assert list(seconds.index) == ["dense", "keep 0.3", "top-down", "DeiT"]
+        assert "on 101 images, median of 1, 1 threads" in said
+        assert all(f"{name} {value:.1f}" in said for name, value in seconds.items())
 
     def test_a_measurement_becomes_words(self, tmp_path, monkeypatch):
         folder = tmp_path / "afmp" / "scaling"
