@@ -27,9 +27,9 @@ def with_hits(ablation: study.Ablation, hits: dict[str, int]) -> study.Ablation:
 @pytest.mark.parametrize(
     ("dense", "published", "said"),
     [
-        (24, 6, "is worse than dense: messages of every image add 75.00 points on these data."),
-        (6, 24, "is better than dense: messages of every image cost 75.00 points on these data."),
-        (12, 12, "cannot be told from dense: that messages add anything on these data is not"),
+        (24, 6, "is 75.00 points worse than dense. They also differ in"),
+        (6, 24, "is 75.00 points better than dense: that messages of every image help on these"),
+        (12, 12, "cannot be told from dense: that messages of every image help on these data is"),
     ],
 )
 def test_the_published_model_is_held_against_the_dense_one(dense, published, said):
@@ -101,6 +101,24 @@ def test_penalties_are_called_by_their_weights():
     runs = ablation.runs | {"λ 1e-05": [replace(run, setting=replace(run.setting, model=model))]}
     names = study.penalty_names(replace(ablation, runs=runs))
     assert list(names.items()) == [("keep 0.3", "λ 0.0001"), ("λ 1e-05", "λ 1e-05")]
+
+
+def test_verdicts_are_held_against_the_seeds_alone():
+    """Three seeds with gaps of 1, 2 and 3 rows in 24: t = 2 sqrt(3), p = 0.0742 by hand."""
+    ablation = made_up_ablation(SHARES)
+    runs = {name: [*own, replace(own[0], seed=2)] for name, own in ablation.runs.items()}
+    ablation = with_hits(replace(ablation, runs=runs), dict.fromkeys(runs, 12))
+    dense = [with_hits(ablation, {"dense": 12 + n}).runs["dense"][n - 1] for n in (1, 2, 3)]
+    table = study.comparison_table(replace(ablation, runs=ablation.runs | {"dense": dense}))
+    rows = table[table["metric"] == "accuracy"].set_index(["setting", "against"])
+    assert rows.loc[("dense", "keep 0.3"), "p_seeds"] == pytest.approx(0.0742, abs=1e-4)
+    assert np.isnan(rows.loc[("top-down", "keep 0.3"), "p_seeds"])  # no spread, no test
+    tests = pd.DataFrame(
+        {"verdict": ["better", "worse", "better", "no difference at this size"]}
+        | {"p_seeds": [0.05, 0.2, np.nan, 0.01]}
+    )
+    assert "Of 3 differences" in afmp_verdict.seed_words(tests)
+    assert "tests, 1 also hold" in afmp_verdict.seed_words(tests)
 
 
 def test_fault_26_what_validation_adds_to_an_epoch_is_said():

@@ -125,8 +125,24 @@ def _afmp(config: EmbedderConfig, splits: Splits) -> Built:
     """
     channels, side = _image_shape("afmp", splits)
     # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
-    patch = min(AFMP_TINY.patch, max(1, side // 4))
-    return Built(AFMPTrunk(replace(AFMP_TINY, patch=patch), channels=channels))
+    wanted = min(AFMP_TINY.patch, max(1, side // 4))
+    height, width = splits.train.inputs.shape[2:]
+    patch = next(p for p in range(wanted, 0, -1) if height % p == width % p == 0)
+    if 2 * patch < wanted:
+        raise ValueError(
+            f"images must be cut into patches of {-(-wanted // 2)} to {wanted} pixels for "
+            f"backbone='afmp', got {height} x {width}: set image_size to a multiple of {wanted}"
+        )
+    return Built(SinglePrecisionTrunk(replace(AFMP_TINY, patch=patch), channels=channels))
+
+
+class SinglePrecisionTrunk(AFMPTrunk):
+    """AFMP's trunk, left out of autocast: its sparse products have no bfloat16 form."""
+
+    def forward(self, images: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B D"]:
+        """Return the mean top state of each image."""
+        with torch.autocast(images.device.type, enabled=False):
+            return super().forward(images.float())
 
 
 def _resnet(config: EmbedderConfig, splits: Splits) -> Built:

@@ -5,33 +5,32 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
-from attnknn.afmp import LayerGates, grid_scaffold
+from attnknn.afmp import grid_scaffold
+from attnknn.embed import to_batch
 from attnknn.studies.afmp import Ablation
 
 LOW, HIGH = 0.02, 0.98  # a gate beyond these is saturated: hardly any gradient passes it
 
 
 def gate_values(ablation: Ablation, name: str, *, n_images: int = 64) -> pd.DataFrame:
-    """Return every channel's gate of the kept edges of some test images, one row a gate.
+    """Return every channel's gate of the kept edges of some validation images, one row a gate.
 
-    The weights are those of the chosen epoch, which make the predictions.
+    Of all seeds; the weights are those of the chosen epoch, which make the predictions.
 
     Args:
         ablation: The runs.
         name: A setting of the corrected model.
-        n_images: Test images to look at.
+        n_images: Validation images to look at.
     """
-    layers = _look(ablation, name, n_images)
-    return pd.DataFrame(
-        {
-            "layer": np.concatenate(
-                [np.full(each.channels.numel(), i + 1) for i, each in enumerate(layers)]
-            ),
-            "gate": np.concatenate([each.channels.flatten().numpy() for each in layers]),
-        }
-    )
+    pixels = to_batch(ablation.splits.val.inputs[:n_images])
+    tables = []
+    for run in ablation.runs[name]:
+        model = run.load_model(ablation.splits)
+        for place, layer in enumerate(model.network.gates(model.normalised(pixels)), start=1):
+            gates = layer.channels.flatten().numpy()
+            tables.append(pd.DataFrame({"seed": run.seed, "layer": place, "gate": gates}))
+    return pd.concat(tables, ignore_index=True)
 
 
 def saturation_table(ablation: Ablation, names: Sequence[str]) -> pd.DataFrame:
@@ -84,9 +83,3 @@ def gate_pictures(ablation: Ablation, name: str) -> dict[str, Any]:
         "gates": maps,
         "patch": model.patch,
     }
-
-
-def _look(ablation: Ablation, name: str, n_images: int) -> list[LayerGates]:
-    model = ablation.runs[name][0].load_model(ablation.splits)
-    pixels = torch.from_numpy(ablation.splits.test.inputs[:n_images]).float() / 255
-    return model.network.gates(model.normalised(pixels))

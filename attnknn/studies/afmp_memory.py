@@ -3,10 +3,16 @@
 A training shares its process with the data, and often with other trainings, so its process tells
 nothing about a setting. Here a fresh process loads the model and one batch, and does forward +
 backward: what it holds at most during that, above what it held before, is the step's memory.
+
+The process gives large blocks back as soon as they are free. Left to itself, the allocator of
+Linux keeps some for later, and one model shows other peaks in every process.
 """
 
 import os
+import sys
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +30,8 @@ from attnknn.studies.afmp import Ablation
 
 MEMORY_NAME = "memory.json"
 WARM_UP = 2  # images of a first step, in which libraries set themselves up
+# glibc reads it when a process starts: blocks from this size on (in bytes) are never kept.
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536"}
 
 
 def step_memory(ablation: Ablation, *, progress: bool = True) -> dict[str, float]:
@@ -50,8 +58,23 @@ def measure_step(setting: Setting, splits: Splits, batch_size: int) -> float:
     batch = Split(splits.train.inputs[places], splits.train.labels[places])
     # NOTE: only the batch goes along: reading the data could need more than the step.
     small = replace(splits, train=batch, val=batch, test=batch)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with _environment(GIVE_BACK), ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(_step_peak, setting, small).result()
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Let processes that start meanwhile see other environment variables."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _step_peak(setting: Setting, splits: Splits) -> float:
@@ -60,7 +83,7 @@ def _step_peak(setting: Setting, splits: Splits) -> float:
     _step(model, splits.train, WARM_UP)
     before = _restart_peak()
     _step(model, splits.train, len(splits.train))
-    return _peak_mb() - before
+    return own_peak_mb() - before
 
 
 def _step(model: Classifier, batch: Split, n_images: int) -> None:
@@ -74,10 +97,10 @@ def _restart_peak() -> float:
     """Begin a new peak where the system can, and return where it starts, in MB."""
     if os.access("/proc/self/clear_refs", os.W_OK):
         Path("/proc/self/clear_refs").write_text("5")  # Linux: the peak is what is held now
-    return _peak_mb()
+    return own_peak_mb()
 
 
-def _peak_mb() -> float:
+def own_peak_mb() -> float:
     """Return the most memory this process has held, in MB.
 
     Linux counts a parent's memory into ``ru_maxrss`` of the processes it starts; ``VmHWM`` is the
@@ -89,4 +112,5 @@ def _peak_mb() -> float:
         return int(line.split()[1]) * 1024 / 1e6
     import resource  # not on Windows
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6  # macOS: in bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
