@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from test_afmp_train import made_up_ablation
 
+from attnknn.afmp import grid_scaffold
 from attnknn.studies import afmp as study
 from attnknn.studies import afmp_gates, afmp_published, afmp_verdict
 
@@ -53,6 +54,19 @@ def test_the_top_down_pass_is_held_against_the_larger_transformer():
     pairs = set(zip(table["setting"], table["against"], strict=True))
     assert {("published", "dense"), ("top-down", "DeiT, larger")} <= pairs
     assert ("dense", "keep 0.3") in pairs
+
+
+def test_all_edges_are_held_against_the_fewest():
+    """Whether messages help at all: at this share one edge is kept."""
+    ablation = made_up_ablation(SHARES | {"keep 0.001": (0.5, 0.5)})
+    assert "**Messages.**" not in afmp_verdict.verdict(made_up_ablation(SHARES))
+    runs = ablation.runs["keep 0.001"]
+    setting = replace(runs[0].setting, model=replace(runs[0].setting.model, keep_share=0.001))
+    runs = ablation.runs | {"keep 0.001": [replace(run, setting=setting) for run in runs]}
+    ablation = with_hits(replace(ablation, runs=runs), {"dense": 24, "keep 0.001": 6})
+    n_edges = grid_scaffold(*ablation.splits.train.inputs.shape[2:], 2).n_edges
+    text = afmp_verdict.verdict(ablation)
+    assert f"“keep 0.001” keeps 1 of the {n_edges} edges of an image. dense is better than" in text
 
 
 def test_the_dense_model_is_compared_whatever_share_is_best():

@@ -63,6 +63,13 @@ class Ablation:
             for name, runs in self.runs.items()
         }
 
+    @property
+    def sparsest(self) -> str:
+        """Name of the setting that keeps the fewest edges."""
+        models = {name: runs[0].setting.model for name, runs in self.runs.items()}
+        shares = {name: models[name].keep_share for name in models if name.startswith("keep ")}
+        return min(shares, key=shares.get, default=DENSE)
+
     def history(self) -> pd.DataFrame:
         """Return one row per setting, seed and epoch."""
         return self._joined("history")
@@ -84,13 +91,16 @@ class Ablation:
         return compare_methods(self.probs, self.labels, self.reference, metrics=metrics)
 
     def pairs(self, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")) -> pd.DataFrame:
-        """Return the paired differences of ``PAIRS``, as far as both were trained; one family."""
+        """Return the paired differences of ``PAIRS`` and of all edges against the fewest.
+
+        As far as both were trained; one family.
+        """
         tables = [
             compare_methods(
                 {name: self.probs[name] for name in pair}, self.labels, pair[1], metrics=metrics
             )
-            for pair in PAIRS
-            if set(pair) <= set(self.runs)
+            for pair in (*PAIRS, (DENSE, self.sparsest))
+            if set(pair) <= set(self.runs) and self.reference not in pair
         ]
         if not tables:
             return self.comparison(metrics=metrics).iloc[:0]

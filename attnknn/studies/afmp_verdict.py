@@ -3,6 +3,8 @@
 import numpy as np
 import pandas as pd
 
+from attnknn.afmp import grid_scaffold
+from attnknn.afmp.router import kept_edges
 from attnknn.compare import verdict_sentence
 from attnknn.studies.afmp import (
     DEIT,
@@ -38,6 +40,7 @@ def verdict(ablation: Ablation, *more: str) -> str:
     spoken = {name: verdict_sentence({**row, "method": name}) for name, row in table.iterrows()}
     pairs = ablation.pairs(metrics=("accuracy",))
     lines = _share_lines(ablation, spoken)
+    lines += _edge_lines(ablation, pairs)
     lines += [f"**Penalty {name}.** {spoken[name]}" for name in spoken if name.startswith("λ")]
     lines.append(f"**Top-down pass.** {spoken[TOP_DOWN]} {_second_pass_words(ablation)}")
     published = [spoken[PUBLISHED], *_message_words(ablation, pairs), published_words(ablation)]
@@ -61,6 +64,19 @@ def _share_lines(ablation: Ablation, spoken: dict[str, str]) -> list[str]:
     lines = [f"**Keep share.** {accuracies}; best on validation rows: {best}."]
     # What pruning costs is asked whatever share is best.
     return lines + [spoken[name] for name in shares if name in spoken and name in (best, DENSE)]
+
+
+def _edge_lines(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
+    """Say what all edges do over the fewest: the direct test of whether messages help."""
+    rows = pairs[pairs["method"] == DENSE].to_dict("records")
+    if not rows:
+        return []
+    model = ablation.runs[ablation.sparsest][0].setting.model
+    shape = ablation.splits.train.inputs.shape[2:]
+    scaffold = grid_scaffold(*shape, model.patch, kind=model.scaffold, window=model.window)
+    n_kept = kept_edges(scaffold.n_edges, model.keep_share)
+    fewest = f"“{ablation.sparsest}” keeps {n_kept} of the {scaffold.n_edges} edges of an image."
+    return [f"**Messages.** {fewest} {verdict_sentence(row)}" for row in rows]
 
 
 def _second_pass_words(ablation: Ablation) -> str:
