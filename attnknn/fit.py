@@ -90,7 +90,8 @@ def fit_attention(
         queries: Unit-length rows that the embedder has not been trained on.
         labels: Their labels.
         attention: Which parts the attention has.
-        fitting: Epochs, rates, noise augmentation, forward correction.
+        fitting: Epochs, rates, noise augmentation, forward correction. A memory of fewer rows than
+            ``fit_k`` is asked for all of them; the result's ``k`` says how many.
         seed: Decides the initial weights, the order and the fit / stop split.
         exclude_ids: The queries' own bank rows, where the queries are memory rows themselves.
         progress: Show a progress bar.

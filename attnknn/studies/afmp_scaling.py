@@ -104,7 +104,7 @@ def scaling_words(scaling: Scaling | None) -> str:
     if scaling is None:
         return f"Not measured here; `{COMMAND}` does."
     grows = "; ".join(f"{name} {value:.2f}" for name, value in scaling.exponents.items())
-    lines = [f"Time ~ patches ** exponent: {grows}."]
+    lines = [f"Exponent of the time in the number of patches: {grows}."]
     lines += _over_rival(scaling) + _share_words(scaling)
     lines += _memory_words(scaling) + _size_words(scaling)
     failed = scaling.table[scaling.table["outcome"] != "ok"]
