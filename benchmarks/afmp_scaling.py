@@ -106,6 +106,8 @@ def child(pipe: Connection, name: str, side: int, options: argparse.Namespace) -
     try:
         work(pipe, name, side, options)
     except Exception as error:
+        # The answer needs memory too: without this, its own lack of it would end the process.
+        resource.setrlimit(resource.RLIMIT_DATA, (resource.RLIM_INFINITY,) * 2)
         out = is_out_of_memory(error)
         pipe.send({"outcome": OUT_OF_MEMORY} if out else {"error": traceback.format_exc()})
 

@@ -176,9 +176,12 @@ def test_a_process_says_what_went_wrong(scaling, monkeypatch, error, expected):
     def fails(*_):
         raise error
 
+    limits = []
     monkeypatch.setattr(scaling, "work", fails)
+    monkeypatch.setattr(scaling.resource, "setrlimit", lambda _, pair: limits.append(pair))
     scaling.child(SimpleNamespace(send=sent.append), "m", 64, None)
     assert [list(answer) for answer in sent] == [[expected]]
+    assert limits == [(scaling.resource.RLIM_INFINITY,) * 2]  # or there is no room for an answer
 
 
 def test_the_limit_is_what_the_others_have_left_over(scaling, monkeypatch):
