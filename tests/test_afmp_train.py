@@ -277,6 +277,20 @@ def test_fault_20_the_published_model_is_judged_in_its_own_batches(kind, batches
     assert seen == batches
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": 0.0}, "lr must"),
+        ({"weight_decay": -1.0}, "weight_decay must"),
+        ({"patience": -1}, "patience must"),
+        ({"factor": 1.0}, "factor must"),
+    ],
+)
+def test_bad_recipes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Recipe(**changes)
+
+
 def test_tables_are_refused():
     with pytest.raises(ValueError, match="must hold images"):
         build_classifier(Setting("a", MODEL), replace(tiny_splits(), kind="table"), seed=0)

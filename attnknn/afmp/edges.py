@@ -45,12 +45,14 @@ class Edges:
     n_points: int
 
     @cached_property
+    @torch.inference_mode(False)  # kept: a training that comes later must be able to use it
     def by_target(self) -> Groups:
         """The edges that end in each point."""
         places = torch.arange(len(self.targets), device=self.targets.device)
         return Groups(places, _starts(self.targets, self.n_points))
 
     @cached_property
+    @torch.inference_mode(False)
     def by_source(self) -> Groups:
         """The edges that begin in each point."""
         values, order = self.sources.sort(stable=True)
@@ -117,6 +119,7 @@ class BatchGraph:
 
 
 @lru_cache(maxsize=CACHED_BATCHES)
+@torch.inference_mode(False)
 def batch_graph(scaffold: Scaffold, n_images: int, device: torch.device) -> BatchGraph:
     """Return the graph of a batch of images that share a scaffold; made once for each size."""
 

@@ -5,7 +5,7 @@ Every edge is there in both directions. Axes: P points (patches), E directed edg
 """
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -44,11 +44,6 @@ class Scaffold:
     def n_edges(self) -> int:
         """Number E of directed edges."""
         return len(self.sources)
-
-    @cached_property
-    def degrees(self) -> Int[np.ndarray, " P"]:
-        """Edges that end in each point."""
-        return np.bincount(self.targets, minlength=self.n_points)
 
 
 def patch_centres(height: int, width: int, patch: int) -> Float[np.ndarray, "P 2"]:

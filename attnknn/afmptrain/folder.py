@@ -20,14 +20,14 @@ from safetensors.torch import load_file, save
 import attnknn
 from attnknn.afmptrain.loop import Training
 from attnknn.afmptrain.networks import Classifier, build_classifier
-from attnknn.afmptrain.predict import judge, predict_logits
+from attnknn.afmptrain.predict import measures, predict_logits
 from attnknn.afmptrain.settings import Recipe, Setting
 from attnknn.data import Splits
 from attnknn.files import locked_folder, write_atomic, write_text
 from attnknn.provenance import REPORT_NAME, provenance, read_report, save_report
 
-# The files whose code decides what a training ends with.
-TRAINED_BY = ("linear.py", "afmp/**/*.py", "afmptrain/**/*.py")
+# The files whose code decides what a training ends with; reports name the versions of libraries.
+TRAINED_BY = ("linear.py", "augment.py", "embed.py", "afmp/**/*.py", "afmptrain/**/*.py")
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,12 @@ def _train(
     training.run(checkpoint, progress=progress)
     history = pd.DataFrame(training.history)
     model = training.model.cpu()
-    logits = {f"{part}_logits": getattr(splits, part) for part in ("val", "test")}
-    tensors = {
-        name: torch.from_numpy(predict_logits(model, each.inputs)) for name, each in logits.items()
-    }
+    judged = {"val": splits.val, "test": splits.test}
+    logits = {part: predict_logits(model, split.inputs) for part, split in judged.items()}
+    metrics = {}
+    for part, split in judged.items():
+        metrics |= measures(logits[part], split.labels, part)
+    tensors = {f"{part}_logits": torch.from_numpy(rows) for part, rows in logits.items()}
     write_atomic(path / "logits.safetensors", lambda handle: handle.write(save(tensors)))
     maps = save(training.gate_maps)
     write_atomic(path / "gate_maps.safetensors", lambda handle: handle.write(maps))
@@ -148,7 +150,6 @@ def _train(
     write_atomic(path / "model.safetensors", lambda handle: handle.write(save(weights)))
     write_text(path / "history.csv", history.to_csv(index=False))
     write_text(path / "gates.csv", pd.DataFrame(training.gates).to_csv(index=False))
-    metrics = judge(model, splits.val, "val") | judge(model, splits.test, "test")
     save_report(
         path,
         config={"setting": asdict(setting), "recipe": asdict(recipe), "data": data},

@@ -1,7 +1,8 @@
 """The training loop of AFMP ablations.
 
-Validation rows choose the epoch and lower the rate; test rows are not read here. A killed training
-goes on from its last whole epoch and ends with the same numbers as an unbroken one.
+Validation rows choose the epoch and lower the rate. Test rows are read for the published form
+alone, to show what choosing by them adds; nothing is chosen by them here. A killed training goes on
+from its last whole epoch and ends with the same numbers as an unbroken one.
 """
 
 import time

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from attnknn.afmp.published import PublishedAFMP
@@ -66,10 +66,16 @@ def _forward(
 
 def judge(model: nn.Module, split: Split, name: str) -> dict[str, float]:
     """Return accuracy and NLL of a split."""
-    logits = torch.from_numpy(predict_logits(model, split.inputs))
-    labels = torch.from_numpy(split.labels)
-    hits = (logits.argmax(dim=1) == labels).float().mean()
-    nll = F.cross_entropy(logits, labels)
+    return measures(predict_logits(model, split.inputs), split.labels, name)
+
+
+def measures(
+    logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, " N"], name: str
+) -> dict[str, float]:
+    """Return accuracy and NLL of logits, called by the name of their split."""
+    rows, truth = torch.from_numpy(logits), torch.from_numpy(labels)
+    hits = (rows.argmax(dim=1) == truth).float().mean()
+    nll = F.cross_entropy(rows, truth)
     return {f"{name}_accuracy": float(hits), f"{name}_nll": float(nll)}
 
 

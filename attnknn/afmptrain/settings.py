@@ -52,3 +52,6 @@ class Recipe:
         check_count("epochs", self.epochs)
         check_count("batch_size", self.batch_size)
         check_range("lr", self.lr, low=0, low_open=True)
+        check_range("weight_decay", self.weight_decay, low=0)
+        check_count("patience", self.patience, low=0)
+        check_range("factor", self.factor, low=0, high=1, low_open=True, high_open=True)
