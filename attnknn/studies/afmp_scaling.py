@@ -15,7 +15,7 @@ NAMES = ("scaling", "scaling-large")  # the usual sizes, and those for which a s
 COMMAND = "python benchmarks/afmp_scaling.py --out results/afmp/scaling"
 EPOCH = "epoch"
 EPOCH_COMMAND = "python benchmarks/afmp_epoch.py --out results/afmp/epoch"
-SAME_MEMORY = 0.15  # one model's peaks differ by as much between two processes
+SAME_MEMORY = 0.15  # a judgement: peaks of single processes, which the allocator moves
 RIVAL, FAMILY, DENSE, TOP_DOWN = "DeiT-Tiny", "AFMP-Small", "AFMP-Small dense", "top-down"
 
 
@@ -166,8 +166,8 @@ def _memory_words(scaling: Scaling) -> list[str]:
         said = "pruning saves no memory"
     side = int(rows["side"].iloc[0])
     return [
-        f"Peak memory over that of {DENSE} at {side} px: {shown}: {said} (differences within "
-        f"{100 * SAME_MEMORY:.0f} % are the allocator's)."
+        f"Peak memory over that of {DENSE} at {side} px: {shown}: {said} (one process a model: "
+        f"differences within {100 * SAME_MEMORY:.0f} % are not told apart)."
     ]
 
 
