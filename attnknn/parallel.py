@@ -18,6 +18,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+# torch loads this at the first step of an optimiser at the latest, and its functions then keep the
+# group of that moment as a default: no end of the group ended its threads, and one that gave back
+# its last message while Python was closing aborted the process. Loaded here, it keeps none.
+import torch.distributed.nn.functional
 from jaxtyping import Float
 from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm

@@ -157,6 +157,15 @@ def test_a_killed_training_of_two_processes_ends_with_the_same_numbers(together)
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are named by Linux alone")
+def test_no_thread_of_the_group_outlives_it(together):
+    # One that does may be aborted while Python closes, and the finished training with it.
+    for results in together:
+        assert results["threads"]
+        assert not [name for name in results["threads"] if "gloo" in name]
+
+
+@pytest.mark.slow
 def test_the_command_under_torchrun_leaves_an_ordinary_run(tmp_path, monkeypatch, capsys):
     settings = ["widths=[4,6,8]", "epochs=1", "fit_epochs=2", "max_train_rows=299", "fit_k=7"]
     words = [word for setting in settings for word in ("--set", setting)]
