@@ -42,7 +42,7 @@ class StudyConfig:
     n_halves: int = option(200, low=2)
     ablation_epochs: int = option(10, low=1)
     ablation_repeats: int = option(1, low=1)
-    keep_shares: tuple[float, ...] = option((1.0, 0.6, 0.3), low=0, high=1, open_low=True)
+    keep_shares: tuple[float, ...] = option((1.0, 0.6, 0.3), low=0, high=1)
     sparse_weights: tuple[float, ...] = option((1e-3, 1e-4, 1e-5), low=0)
     afmp_seeds: tuple[int, ...] = option((0, 1), low=0)
     afmp_rows: int = option(0, low=0)

@@ -24,7 +24,7 @@ from attnknn.afmp import AFMP_TINY
 from attnknn.afmptrain import Recipe, Setting, Training
 from attnknn.data import Splits, load_splits
 from attnknn.files import write_json
-from attnknn.studies.afmp import DEIT, DENSE, TOP_DOWN, ablation_settings, keep_name
+from attnknn.studies.afmp_settings import DEIT, DENSE, TOP_DOWN, ablation_settings, keep_name
 
 REFERENCE = keep_name(AFMP_TINY.keep_share)
 TIMED = (REFERENCE, DENSE, TOP_DOWN, DEIT)

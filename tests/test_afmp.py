@@ -26,7 +26,7 @@ from attnknn.afmp import (
 from attnknn.afmp.edges import Edges, batch_graph
 from attnknn.afmp.messages import gated_sum
 from attnknn.afmp.published import PublishedAFMP, one_way_edges, published_cache_key
-from attnknn.afmp.router import kept_edges
+from attnknn.afmp.router import PredictiveRouter, kept_edges
 
 B, C, SIDE, PATCH = 5, 3, 12, 4
 CPU = torch.device("cpu")
@@ -217,7 +217,7 @@ class TestSizes:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            ({"keep_share": 0.0}, "keep_share must be above 0"),
+            ({"keep_share": -0.1}, "keep_share must be at least 0"),
             ({"keep_share": 1.5}, "keep_share must be"),
             ({"layers": 0}, "layers must be"),
             ({"sparse_weight": -1.0}, "sparse_weight must be"),
@@ -289,7 +289,7 @@ def reference(model: AFMP, image: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("top_down", [False, True])
-@pytest.mark.parametrize("keep_share", [0.3, 1.0])
+@pytest.mark.parametrize("keep_share", [0.0, 0.3, 1.0])
 def test_the_model_is_its_equations(top_down, keep_share):
     model = build(top_down=top_down, keep_share=keep_share)
     batch = images(3)
@@ -323,7 +323,7 @@ def test_fault_20_every_image_exchanges_messages(top_down):
 class TestSparsity:
     """Fault 21: exactly the asked share is kept, in each image, and the rest carries nothing."""
 
-    @pytest.mark.parametrize("keep_share", [0.2, 0.3, 0.6, 1.0])
+    @pytest.mark.parametrize("keep_share", [0.0, 0.2, 0.3, 0.6, 1.0])
     def test_fault_21_exactly_the_share_is_kept_in_every_image(self, keep_share):
         model = build(keep_share=keep_share)
         n_edges = model.trunk.scaffold(images()).n_edges
@@ -378,6 +378,20 @@ class TestSparsity:
         for layer in passage.layers:
             assert len(layer.routed.edges.sources) == B * n_kept
             assert layer.routed.scores.shape == (B, n_kept)
+
+    def test_at_a_share_of_0_no_patch_hears_another(self, monkeypatch):
+        """The control without messages: nothing is scored, and what can learn does."""
+        batch, model = images(), build(keep_share=0.0, top_down=False)
+        assert not any(exchanges(model, batch, place) for place in range(B))
+        assert exchanges(build(keep_share=0.3, top_down=False), batch, 0)
+        monkeypatch.setattr(PredictiveRouter, "scores", None)
+        logits, penalty = model.logits_and_penalty(batch)
+        (F.cross_entropy(logits, torch.arange(B) % C) + penalty).backward()
+        assert penalty == 0
+        for layer in model.trunk.layers:
+            assert layer.unit.own.weight.grad.abs().max() > 0
+            assert not layer.unit.message.weight.grad.any()
+            assert not layer.router.gate.bias.grad.any()
 
     def test_the_highest_scores_are_kept(self):
         model = build(keep_share=0.3, top_down=False)

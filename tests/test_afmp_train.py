@@ -39,6 +39,7 @@ from attnknn.studies import (
     afmp_memory,
     afmp_published,
     afmp_scaling,
+    afmp_settings,
     afmp_verdict,
 )
 
@@ -251,11 +252,12 @@ def images_of(n_rows: int, *, channels: int = 1, side: int = 8) -> Split:
     ("model", "channels", "side"),
     [(AFMPConfig(), 3, 32), (AFMPConfig(layers=3, width=64, patch=4), 1, 8)],
 )
-def test_the_transformer_is_as_large_as_what_it_is_compared_with(model, channels, side):
-    settings = study.ablation_settings(model, keep_shares=[1.0, 0.3], sparse_weights=[1e-3])
+def test_models_are_as_large_as_what_they_are_compared_with(model, channels, side):
+    settings = afmp_settings.ablation_settings(model, keep_shares=[1.0, 0.3], sparse_weights=[1e-3])
     splits = replace(tiny_splits(), train=images_of(2, channels=channels, side=side))
-    rivals = {study._reference(settings): study.DEIT, study.TOP_DOWN: study.DEIT_LARGER}
-    for pair in rivals.items():
+    rivals = [(study._reference(settings), afmp_settings.DEIT)]
+    rivals += [(study.TOP_DOWN, larger) for larger in (afmp_settings.DEIT_LARGER, study.WIDER)]
+    for pair in rivals:
         chosen = [setting for setting in settings if setting.name in pair]
         models = [build_classifier(setting, splits, seed=0) for setting in chosen]
         sizes = [sum(p.numel() for p in each.parameters()) for each in models]
@@ -265,6 +267,14 @@ def test_the_transformer_is_as_large_as_what_it_is_compared_with(model, channels
 def test_the_transformer_reads_the_same_images():
     network = afmptrain.build_transformer(AFMPConfig(), 10, 3, 32)
     assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_without_messages_every_gate_is_closed():
+    splits = tiny_splits()
+    model = build_classifier(Setting("a", replace(MODEL, keep_share=0.0)), splits, seed=0)
+    for layer in afmptrain.predict.gate_facts(model, splits.val):
+        assert (layer["kept"], layer["closed"]) == (0, 1) and np.isnan(layer["mean"])
+    assert not afmptrain.predict.middle_gates(model, splits.val).any()
 
 
 @pytest.mark.parametrize(("kind", "batches"), [("published", [128, 128, 44]), ("afmp", [300])])
@@ -336,7 +346,7 @@ def afmp_embedder(height: int, width: int):
 def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:
     """Return runs of two seeds with given accuracies on validation and on test rows."""
     others = [study.TOP_DOWN, study.PUBLISHED, f"{study.PUBLISHED}, {study.TOP_DOWN}"]
-    others += [study.DEIT, study.DEIT_LARGER]
+    others += [study.WIDER, afmp_settings.DEIT, afmp_settings.DEIT_LARGER]
     splits, rng = tiny_splits(), np.random.default_rng(0)
     runs = {}
     for name, (val, test) in {**dict.fromkeys(others, (0.5, 0.5)), **accuracies}.items():
@@ -357,12 +367,12 @@ class TestStudy:
     """Settings, and the study on digits."""
 
     def test_settings_by_name(self):
-        settings = study.ablation_settings(
+        settings = afmp_settings.ablation_settings(
             AFMPConfig(), keep_shares=[1.0, 0.2, 0.3], sparse_weights=[1e-3, 1e-4, 1e-5]
         )
         assert [setting.name for setting in settings] == [
             *["dense", "keep 0.3", "keep 0.2", "λ 0.001", "λ 1e-05", "top-down"],
-            *["published", "published, top-down", "DeiT", "DeiT, larger"],
+            *["one pass, wider", "published", "published, top-down", "DeiT", "DeiT, larger"],
         ]
         on = {setting.name for setting in settings if setting.model.top_down}
         assert on == {"top-down", "published, top-down", "DeiT, larger"}
@@ -379,7 +389,7 @@ class TestStudy:
         [(False, "auto", "cpu"), (True, "auto", "cuda"), (True, "cpu", "cpu")],
     )
     def test_the_device_is_passed_on(self, tmp_path, monkeypatch, has_cuda, asked, expected):
-        seen, run = [], made_up_ablation({}).runs[study.DEIT][0]
+        seen, run = [], made_up_ablation({}).runs[afmp_settings.DEIT][0]
         monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
         monkeypatch.setattr(study, "choose_device", lambda name: name)  # no CUDA on this machine
         monkeypatch.setattr(study, "load_splits", lambda **_: tiny_splits())
@@ -394,7 +404,7 @@ class TestStudy:
     @pytest.mark.slow
     @pytest.mark.parametrize("workers", [1, 2])
     def test_the_study_from_end_to_end(self, tmp_path, workers):
-        settings = study.ablation_settings(
+        settings = afmp_settings.ablation_settings(
             AFMPConfig(layers=2, width=16, patch=4), keep_shares=[1.0], sparse_weights=[1e-3]
         )
         ablation = study.run_ablation(

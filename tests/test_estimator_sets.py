@@ -7,7 +7,7 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from attnknn import AttnKNNClassifier
-from attnknn.calibrate import rejection_threshold
+from attnknn.abstain import rejection_threshold
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
 from attnknn.peers import quickstart

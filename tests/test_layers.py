@@ -14,7 +14,7 @@ ORDER = """
     checks files typed choices config studyconfig provenance
     routes catalogue sources rows tables ownfiles readers data
     corrupt augment
-    measure transition calibrate resample significance compare families
+    measure transition calibrate abstain resample significance compare families
     linear afmp backbones embed
     blas index neighbours bankfile rowbank memory
     posterior parts attention classify baselines explain

@@ -51,7 +51,7 @@ class _Chunk(NamedTuple):
 def _chunks(scores: Tensor, edges: Edges, width: int) -> Iterator[_Chunk]:
     n_images, n_edges = scores.shape
     n_points = edges.n_points // n_images
-    step = max(1, BUFFER_NUMBERS // (n_edges * width))
+    step = max(1, BUFFER_NUMBERS // (max(1, n_edges) * width))
     for first in range(0, n_images, step):
         last = min(first + step, n_images)
         yield _Chunk(

@@ -68,8 +68,11 @@ class PredictiveRouter(nn.Module):
             graph: The batch's edges.
             above: States of the level above, which predict ``states``.
         """
-        scores = self.scores(states, graph, above).view(graph.n_images, -1)  # (B, E of one)
         n_kept = kept_edges(graph.n_edges, self.keep_share)
+        if not n_kept:  # nothing to choose: nothing is scored
+            none = graph.edges.sources.new_empty(graph.n_images, 0)
+            return Routed(graph.keep(none), states.new_empty(none.shape), none)
+        scores = self.scores(states, graph, above).view(graph.n_images, -1)  # (B, E of one)
         if n_kept == graph.n_edges:
             return Routed(graph.edges, scores, None)
         # NOTE: within each image: its batch mates cannot change what an image keeps.
@@ -128,5 +131,5 @@ class PredictiveRouter(nn.Module):
 
 
 def kept_edges(n_edges: int, keep_share: float) -> int:
-    """Return how many edges of an image are kept: the nearest whole number, at least one."""
-    return max(1, round(keep_share * n_edges))
+    """Return how many edges of an image are kept: the nearest whole number, 0 for a share of 0."""
+    return max(1, round(keep_share * n_edges)) if keep_share else 0

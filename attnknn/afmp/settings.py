@@ -16,7 +16,8 @@ class AFMPConfig:
         width: Width of every state.
         patch: Side of the square patches, in pixels.
         keep_share: Share of the edges of every image that carry a message, to the nearest whole
-            edge. At 1 the model is dense: every edge is gated and none is pruned.
+            edge, at least one. At 1 the model is dense: every edge is gated and none is pruned. At
+            0 nothing is sent and every patch is on its own: a control, not a model to use.
         sparse_weight: Weight of the mean gate in the loss.
         top_down: Whether a second pass is made, routed by predictions from the first.
         scaffold: Who may talk to whom: "delaunay" (triangulated patch centres) or "window" (patches
@@ -36,7 +37,7 @@ class AFMPConfig:
     def __post_init__(self) -> None:
         for name in ("layers", "width", "patch", "window"):
             check_count(name, getattr(self, name))
-        check_range("keep_share", self.keep_share, low=0, high=1, low_open=True)
+        check_range("keep_share", self.keep_share, low=0, high=1)
         check_range("sparse_weight", self.sparse_weight, low=0)
         check_one_of("scaffold", self.scaffold, SCAFFOLDS)
 

@@ -83,7 +83,8 @@ def gate_facts(model: Classifier, split: Split) -> list[dict[str, float]]:
     """Return what the gates of each layer do on some images of a split.
 
     ``kept`` is the share of edges that carry a message, ``closed`` the share of all gates (edges
-    and channels) below one half, pruned ones included, and ``mean`` the mean gate of kept edges.
+    and channels) below one half, pruned ones included, and ``mean`` the mean gate of kept edges;
+    NaN where none is.
     """
     device = next(model.parameters()).device
     pixels = model.normalised(to_batch(split.inputs[:LOOKED_AT], device))
@@ -94,8 +95,9 @@ def gate_facts(model: Classifier, split: Split) -> list[dict[str, float]]:
         facts = []
         for layer in model.network.gates(pixels):
             kept = layer.kept.float().mean()
-            open_gates = (layer.channels >= 0.5).float().mean()
-            facts.append((kept, 1 - kept * open_gates, layer.channels.mean()))
+            n_open = (layer.channels >= 0.5).sum()
+            n_gates = layer.kept.numel() * layer.channels.shape[2]
+            facts.append((kept, 1 - n_open / n_gates, layer.channels.mean()))
     return [
         {"kept": float(kept), "closed": float(closed), "mean": float(mean)}
         for kept, closed, mean in facts

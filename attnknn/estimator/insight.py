@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from sklearn.utils.validation import check_is_fitted
 
-from attnknn.calibrate import (
+from attnknn.abstain import (
     CONFORMAL_SCORES,
     fit_conformal,
     predict_sets,

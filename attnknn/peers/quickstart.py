@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from attnknn.calibrate import describe_sets
+from attnknn.abstain import describe_sets
 from attnknn.compare import compare_methods, verdict_sentence
 from attnknn.measure import METRIC_NAMES, summarise
 from attnknn.peers.problems import Problem

@@ -6,7 +6,7 @@ Axes: B rows, C classes.
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
@@ -20,20 +20,25 @@ from scipy import stats
 from scipy.special import softmax
 from tqdm import tqdm
 
-from attnknn.afmp import AFMPConfig
 from attnknn.afmptrain import AblationRun, Recipe, Setting, run_path, train_setting
 from attnknn.compare import compare_methods, with_verdicts
 from attnknn.data import Splits, load_splits
 from attnknn.provenance import REPORT_NAME
 from attnknn.report import DisplayTable, pivot_mean_interval
+from attnknn.studies.afmp_settings import (
+    DEIT_LARGER,
+    DENSE,
+    PUBLISHED,
+    TOP_DOWN,
+    WIDER,
+    keep_name,
+)
 from attnknn.studies.contest import tidy_measures
 from attnknn.trained import choose_device
 
-DENSE, TOP_DOWN, PUBLISHED = "dense", "top-down", "published"
-DEIT, DEIT_LARGER = "DeiT", "DeiT, larger"
 # Besides the reference, each with its counterpart: the published model prunes nothing, and the
-# larger transformer has the size of the model with the top-down pass.
-PAIRS = ((PUBLISHED, DENSE), (TOP_DOWN, DEIT_LARGER))
+# wider model and the larger transformer have the size of the model with the top-down pass.
+PAIRS = ((PUBLISHED, DENSE), (TOP_DOWN, WIDER), (TOP_DOWN, DEIT_LARGER))
 
 
 @dataclass(frozen=True)
@@ -113,45 +118,6 @@ class Ablation:
             for run in runs
         ]
         return pd.concat([table for table in tables if len(table)], ignore_index=True)
-
-
-def keep_name(share: float) -> str:
-    """Return what a setting is called by the share of edges it keeps."""
-    return DENSE if share == 1 else f"keep {share:g}"
-
-
-def ablation_settings(
-    model: AFMPConfig, *, keep_shares: Sequence[float], sparse_weights: Sequence[float]
-) -> list[Setting]:
-    """Return the settings of the study.
-
-    Shares kept and penalty weights are tried without the top-down pass; then the pass is added to
-    the reference (the model's own share and weight). Beside them stand the published model, with
-    and without its top-down pass, and two transformers: one of about the reference's size, and one
-    of about the size of the model with the top-down pass.
-
-    Args:
-        model: The full model: its sizes, share and weight are the reference's.
-        keep_shares: Shares of edges to keep; 1 is the dense model.
-        sparse_weights: Weights of the mean gate in the loss, at the reference's share.
-    """
-    plain = replace(model, top_down=False)
-    shares = sorted({*keep_shares, model.keep_share}, reverse=True)
-    settings = [Setting(keep_name(share), replace(plain, keep_share=share)) for share in shares]
-    settings += [
-        Setting(f"λ {weight:g}", replace(plain, sparse_weight=weight))
-        for weight in sorted(sparse_weights, reverse=True)
-        if weight != model.sparse_weight
-    ]
-    return [
-        *settings,
-        Setting(TOP_DOWN, replace(model, top_down=True)),
-        Setting(PUBLISHED, plain, "published"),
-        Setting(f"{PUBLISHED}, {TOP_DOWN}", replace(model, top_down=True), "published"),
-        # NOTE: as large as what it is compared with; the top-down pass has half as much again.
-        Setting(DEIT, plain, "deit"),
-        Setting(DEIT_LARGER, replace(model, top_down=True), "deit"),
-    ]
 
 
 def run_ablation(

@@ -10,7 +10,8 @@ from attnknn.afmp.published import one_way_edges
 from attnknn.afmptrain import Setting, build_classifier
 from attnknn.compare import compare_methods
 from attnknn.embed import to_batch
-from attnknn.studies.afmp import PUBLISHED, TOP_DOWN, Ablation
+from attnknn.studies.afmp import Ablation
+from attnknn.studies.afmp_settings import PUBLISHED, TOP_DOWN
 
 SHARES = (0.2, 0.3, 0.4, 0.5, 0.6)  # of the published sweep
 

@@ -6,26 +6,23 @@ import pandas as pd
 from attnknn.afmp import grid_scaffold
 from attnknn.afmp.router import kept_edges
 from attnknn.compare import verdict_sentence
-from attnknn.studies.afmp import (
-    DEIT,
-    DEIT_LARGER,
-    DENSE,
-    PUBLISHED,
-    TOP_DOWN,
-    Ablation,
-    comparison_table,
-    mean_accuracy,
-)
+from attnknn.studies.afmp import Ablation, comparison_table, mean_accuracy
 from attnknn.studies.afmp_published import published_sweep, published_words, sweep_words
+from attnknn.studies.afmp_settings import DEIT, DEIT_LARGER, DENSE, PUBLISHED, TOP_DOWN, WIDER
 
 # By the verdict on the published model against the dense one, which prunes nothing either.
 _AGAINST_DENSE = {
     "worse": "is {loss:.2f} points worse than dense",
-    "better": "is {gain:.2f} points better than dense: that messages of every image help on these "
-    "data is not shown",
-    "no difference at this size": "cannot be told from dense: that messages of every image help "
-    "on these data is not shown",
+    "better": "is {gain:.2f} points better than dense",
+    "no difference at this size": "cannot be told from dense",
     "undefined": "cannot be compared with dense",
+}
+# By the verdict on the dense model against one that keeps no edge.
+_AGAINST_NONE = {
+    "worse": "Messages cost accuracy on these data.",
+    "better": "Messages help on these data.",
+    "no difference at this size": "That messages help on these data is not shown.",
+    "undefined": "Whether messages help on these data is not told.",
 }
 
 
@@ -42,13 +39,15 @@ def verdict(ablation: Ablation, *more: str) -> str:
     lines = _share_lines(ablation, spoken)
     lines += _edge_lines(ablation, pairs)
     lines += [f"**Penalty {name}.** {spoken[name]}" for name in spoken if name.startswith("λ")]
-    lines.append(f"**Top-down pass.** {spoken[TOP_DOWN]} {_second_pass_words(ablation)}")
+    second = [spoken[TOP_DOWN], _second_pass_words(ablation), *_spoken_pair(pairs, TOP_DOWN, WIDER)]
+    lines.append(f"**Top-down pass.** {' '.join(second)}")
     published = [spoken[PUBLISHED], *_message_words(ablation, pairs), published_words(ablation)]
     lines.append(f"**As published.** {' '.join(published)}")
     lines.append(f"**Published sweep.** {sweep_words(published_sweep(ablation))}")
-    rows = pairs[pairs["method"] == TOP_DOWN].to_dict("records")
-    transformer = [spoken[DEIT], *map(verdict_sentence, rows), _transformer_words(ablation)]
-    lines.append(f"**Transformer.** {' '.join(transformer)}")
+    larger = _spoken_pair(pairs, TOP_DOWN, DEIT_LARGER)
+    lines.append(
+        f"**Transformer.** {' '.join([spoken[DEIT], *larger, _transformer_words(ablation)])}"
+    )
     lines.append(f"**Training.** {training_words(ablation.history())}")
     lines.append(f"**Seeds.** {seed_words(comparison_table(ablation))}")
     return "\n".join(f"- {line}" for line in [*lines, *(each for each in more if each)])
@@ -66,6 +65,11 @@ def _share_lines(ablation: Ablation, spoken: dict[str, str]) -> list[str]:
     return lines + [spoken[name] for name in shares if name in spoken and name in (best, DENSE)]
 
 
+def _spoken_pair(pairs: pd.DataFrame, method: str, baseline: str) -> list[str]:
+    rows = pairs[(pairs["method"] == method) & (pairs["baseline"] == baseline)]
+    return [verdict_sentence(row) for row in rows.to_dict("records")]
+
+
 def _edge_lines(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
     """Say what all edges do over the fewest; of models alike but for that."""
     rows = pairs[pairs["method"] == DENSE].to_dict("records")
@@ -76,20 +80,24 @@ def _edge_lines(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
     scaffold = grid_scaffold(*shape, model.patch, kind=model.scaffold, window=model.window)
     n_kept = kept_edges(scaffold.n_edges, model.keep_share)
     fewest = f"“{ablation.sparsest}” keeps {n_kept} of the {scaffold.n_edges} edges of an image."
-    # An edge or two may also disturb; in a published batch all images but the first hear nothing.
-    beside = (
-        f"A few edges are not none: “{PUBLISHED}”, nearly without any, is held against dense too."
-    )
-    return [f"**Messages.** {fewest} {verdict_sentence(row)} {beside}" for row in rows]
+    # An edge or two may also disturb.
+    few = dict.fromkeys(_AGAINST_NONE, "A few edges are not none.")
+    after = few if n_kept else _AGAINST_NONE
+    return [
+        f"**Messages.** {fewest} {verdict_sentence(row)} {after[row['verdict']]}" for row in rows
+    ]
 
 
 def _second_pass_words(ablation: Ablation) -> str:
-    """Say what else the top-down pass brings along: no setting tells it from the feedback."""
+    """Say what else the top-down pass brings along: time and parameters."""
     own, other = (_parameters(ablation, name) for name in (TOP_DOWN, ablation.reference))
-    return (
-        f"It is a second bottom-up pass with {own:,} instead of {other:,} parameters; what the "
-        "feedback alone does is not told from that."
+    words = (
+        "It needs a second bottom-up pass, which without feedback would repeat the first, and has "
+        f"{own:,} instead of {other:,} parameters"
     )
+    if WIDER not in ablation.runs:
+        return f"{words}; what these alone do is not told."
+    return f"{words}; “{WIDER}” has {_parameters(ablation, WIDER):,}."
 
 
 def _message_words(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
