@@ -547,6 +547,27 @@ class TestScaling:
         assert "on 101 images, median of 1, 1 threads" in said
         assert all(f"{name} {value:.1f}" in said for name, value in seconds.items())
 
+    def test_the_controls_are_held_against_no_messages(self, tmp_path):
+        """The real program, on few rows; started again, it reads its runs."""
+        words = "--dataset digits --max-rows 101 --epochs 1 --batch 20 --seeds 0 1".split()
+        words += "--layers 2 --width 8 --patch 4 --workers 1".split()
+        words += ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+        command = [sys.executable, "benchmarks/afmp_controls.py", *words]
+        first, again = (
+            subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
+            for _ in range(2)
+        )
+        assert "AFMP ablation" in first.stderr and "AFMP ablation" not in again.stderr
+        told, saved = (json.loads(run.stdout)["verdicts"] for run in (first, again))
+        assert told == saved
+        tests = pd.read_csv(tmp_path / "out" / "paired_tests.csv")
+        pairs = list(zip(tests["setting"], tests["against"], strict=True))
+        kept = ["dense", "keep 0.3", "top-down", "one pass, wider"]
+        expected = [(name, "keep 0") for name in kept] + [("top-down", "one pass, wider")]
+        assert sorted(set(pairs)) == sorted(expected)
+        assert len(told) == len(pairs)
+        assert "± " in (tmp_path / "out" / "measures.md").read_text()
+
     def test_a_measurement_becomes_words(self, tmp_path, monkeypatch):
         folder = tmp_path / "afmp" / "scaling"
         folder.mkdir(parents=True)

@@ -38,6 +38,7 @@ FURTHER = {
     "cifar10-tail/report.pdf": "CIFAR-10 trained on a long tail",
     "quick-retrained/report.pdf": "digits trained on wrong labels and long tails",
     "afmp/report.pdf": "AFMP ablations on CIFAR-10",
+    "afmp/controls/paired_tests.md": "AFMP without messages, and one pass as large as two",
 }
 METHODS = (
     "uniform",
