@@ -46,7 +46,7 @@ def test_panels_draw_one_line_a_setting():
 def test_a_panel_may_call_a_setting_by_what_varies():
     rows = {"setting": "keep 0.3", "seed": 0, "epoch": [1, 2], "val_accuracy": 0.5, "loss": 1.0}
     history = pd.DataFrame(rows | {"sparsity_loss": 0.0, "cpu_seconds": 1.0})
-    figure = plot.afmp_panels(history, ["keep 0.3"], labels={"keep 0.3": "λ 0.0001"})
+    figure = plot.afmp_panels(history, {"keep 0.3": "λ 0.0001"})
     assert [line.get_label() for line in figure.axes[0].lines] == ["λ 0.0001"]
 
 

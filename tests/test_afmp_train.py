@@ -38,6 +38,7 @@ from attnknn.studies import (
     afmp_knn,
     afmp_memory,
     afmp_published,
+    afmp_saved,
     afmp_scaling,
     afmp_settings,
     afmp_verdict,
@@ -532,7 +533,8 @@ class TestScaling:
         monkeypatch.chdir(tmp_path)
         assert afmp_scaling.read_scaling() is None
         assert "python benchmarks/afmp_scaling.py --out" in afmp_scaling.scaling_words(None)
-        assert "python benchmarks/afmp_epoch.py --out" in afmp_scaling.epoch_words()
+        assert "python benchmarks/afmp_epoch.py --out" in afmp_saved.epoch_words()
+        assert "python benchmarks/afmp_controls.py --out" in afmp_saved.controls_words()
 
     def test_the_epoch_benchmark_becomes_words(self, tmp_path, monkeypatch):
         """The real benchmark, on few rows: what it saves is what the notebook reads."""
@@ -541,17 +543,18 @@ class TestScaling:
         command = [sys.executable, "benchmarks/afmp_epoch.py", *words, "--out", str(folder)]
         subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
         monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
-        said, table = afmp_scaling.epoch_words(), pd.read_csv(folder / "epoch.csv")
+        said, table = afmp_saved.epoch_words(), pd.read_csv(folder / "epoch.csv")
         seconds = table.set_index("setting")["seconds of an epoch"]
         assert list(seconds.index) == ["dense", "keep 0.3", "top-down", "DeiT"]
         assert "on 101 images, median of 1, 1 threads" in said
         assert all(f"{name} {value:.1f}" in said for name, value in seconds.items())
 
-    def test_the_controls_are_held_against_no_messages(self, tmp_path):
+    def test_the_controls_are_held_against_no_messages(self, tmp_path, monkeypatch):
         """The real program, on few rows; started again, it reads its runs."""
         words = "--dataset digits --max-rows 101 --epochs 1 --batch 20 --seeds 0 1".split()
         words += "--layers 2 --width 8 --patch 4 --workers 1".split()
-        words += ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]
+        out = tmp_path / "afmp" / "controls"
+        words += ["--runs", str(tmp_path / "runs"), "--out", str(out)]
         command = [sys.executable, "benchmarks/afmp_controls.py", *words]
         first, again = (
             subprocess.run(command, check=True, capture_output=True, cwd=ROOT, text=True)
@@ -560,13 +563,16 @@ class TestScaling:
         assert "AFMP ablation" in first.stderr and "AFMP ablation" not in again.stderr
         told, saved = (json.loads(run.stdout)["verdicts"] for run in (first, again))
         assert told == saved
-        tests = pd.read_csv(tmp_path / "out" / "paired_tests.csv")
+        tests = pd.read_csv(out / "paired_tests.csv")
         pairs = list(zip(tests["setting"], tests["against"], strict=True))
         kept = ["dense", "keep 0.3", "top-down", "one pass, wider"]
         expected = [(name, "keep 0") for name in kept] + [("top-down", "one pass, wider")]
         assert sorted(set(pairs)) == sorted(expected)
         assert len(told) == len(pairs)
-        assert "± " in (tmp_path / "out" / "measures.md").read_text()
+        assert "± " in (out / "measures.md").read_text()
+        monkeypatch.setenv("ATTNKNN_RESULTS", str(tmp_path))
+        said = afmp_saved.controls_words()
+        assert "- top-down and one pass, wider: no difference" in said and "in NLL" not in said
 
     def test_a_measurement_becomes_words(self, tmp_path, monkeypatch):
         folder = tmp_path / "afmp" / "scaling"

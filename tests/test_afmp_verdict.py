@@ -84,6 +84,11 @@ def test_all_edges_are_held_against_the_fewest(share, n_kept, hits, said):
     assert line.endswith(said)
 
 
+def test_the_rivals_of_the_reference():
+    others = ["top-down", "published", "published, top-down", study.WIDER, "DeiT", "DeiT, larger"]
+    assert made_up_ablation({}).rivals == ["keep 0.3", *others]
+
+
 def test_without_a_sparser_model_nothing_is_said_of_messages():
     assert "**Messages.**" not in afmp_verdict.verdict(made_up_ablation(SHARES))
 

@@ -33,28 +33,25 @@ _MARKERS, _ASIDE = "osD^vPX*", 0.12
 _LINES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 
 
-def afmp_panels(
-    history: pd.DataFrame, names: Sequence[str], *, labels: Mapping[str, str] | None = None
-) -> Figure:
+def afmp_panels(history: pd.DataFrame, names: Sequence[str] | Mapping[str, str]) -> Figure:
     """Draw validation accuracy, training loss, sparsity loss and time per epoch of settings.
 
     Lines are means over seeds, bands run from the lowest to the highest seed.
 
     Args:
         history: Columns ``setting``, ``seed``, ``epoch`` and those of ``PANELS``.
-        names: Settings to draw, in this order.
-        labels: What a setting is called in this figure, where not by its name.
+        names: Settings to draw, in this order; or each with what it is called in this figure.
     """
-    labels = labels or {}
+    labels = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
     figure, axes = plt.subplots(2, 2, figsize=(FULL_WIDTH, 4.0), sharex=True)
-    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
+    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(labels)))
     for ax, (column, label, scale) in zip(axes.flat, PANELS, strict=True):
-        for place, (name, shade) in enumerate(zip(names, shades, strict=True)):
+        for place, (name, shade) in enumerate(zip(labels, shades, strict=True)):
             rows = scale * history[history["setting"] == name].pivot(
                 index="epoch", columns="seed", values=column
             )
             style = {"color": shade, "linestyle": _LINES[place % len(_LINES)]}
-            ax.plot(rows.index, rows.mean(axis=1), label=labels.get(name, name), **style)
+            ax.plot(rows.index, rows.mean(axis=1), label=labels[name], **style)
             ax.fill_between(
                 rows.index, rows.min(axis=1), rows.max(axis=1), color=shade, alpha=0.12, linewidth=0
             )

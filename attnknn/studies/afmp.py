@@ -75,6 +75,12 @@ class Ablation:
         shares = {name: models[name].keep_share for name in models if name.startswith("keep ")}
         return min(shares, key=shares.get, default=DENSE)
 
+    @property
+    def rivals(self) -> list[str]:
+        """Names of the reference and of what differs from it in more than shares and penalties."""
+        names = list(self.runs)
+        return [self.reference, *names[names.index(TOP_DOWN) :]]
+
     def history(self) -> pd.DataFrame:
         """Return one row per setting, seed and epoch."""
         return self._joined("history")

@@ -2,19 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from attnknn.files import read_json
-from attnknn.runs import project_root, results_root
+from attnknn.studies.afmp_saved import saved_place
 
-PLACE = Path("afmp")
 NAMES = ("scaling", "scaling-large")  # the usual sizes, and those for which a smaller batch is due
 COMMAND = "python benchmarks/afmp_scaling.py --out results/afmp/scaling"
-EPOCH = "epoch"
-EPOCH_COMMAND = "python benchmarks/afmp_epoch.py --out results/afmp/epoch"
 SAME_MEMORY = 0.15  # a judgement: peaks of single processes, which the allocator moves
 RIVAL, FAMILY, DENSE, TOP_DOWN = "DeiT-Tiny", "AFMP-Small", "AFMP-Small dense", "top-down"
 
@@ -60,33 +56,12 @@ def read_scaling(name: str = NAMES[0]) -> Scaling | None:
     Args:
         name: One of ``NAMES``: a folder among the results, or else in the project.
     """
-    place = _saved_place(name, "scaling.csv")
+    place = saved_place(name, "scaling.csv")
     if place is None:
         return None
     saved = read_json(place / "scaling.json")
     table, options = pd.read_csv(place / "scaling.csv"), saved["options"]
     return Scaling(table, options["clock"], saved["exponents"], saved["command"], options)
-
-
-def _saved_place(name: str, file: str) -> Path | None:
-    """Return the folder in which a benchmark left a file: among the results, or in the project."""
-    roots = (results_root(), (project_root() or Path()) / "results")
-    places = [root / PLACE / name for root in roots]
-    return next((place for place in places if (place / file).is_file()), None)
-
-
-def epoch_words() -> str:
-    """Return, in Markdown, how long training epochs take, or how to measure it."""
-    place = _saved_place(EPOCH, "epoch.json")
-    if place is None:
-        return f"Time of an epoch: not measured here; `{EPOCH_COMMAND}` does."
-    saved = read_json(place / "epoch.json")
-    times = "; ".join(f"{name} {value:.1f}" for name, value in saved["seconds"].items())
-    return (
-        f"Seconds of a training epoch of AFMP-Tiny on {saved['images']:,} images, median of "
-        f"{saved['rounds']}, {saved['threads']} threads of {saved['hardware']['cpu']}: {times}. "
-        f"Measured by `{saved['command']}`."
-    )
 
 
 def all_scaling_words(scalings: Mapping[str, Scaling]) -> str:
