@@ -1,6 +1,7 @@
 """What the programs in ``benchmarks`` saved about AFMP: where it lies, and two of them in words."""
 
 from pathlib import Path
+from typing import Any
 
 from attnknn.files import read_json
 from attnknn.runs import project_root, results_root
@@ -17,12 +18,16 @@ def saved_place(name: str, file: str) -> Path | None:
     return next((place for place in places if (place / file).is_file()), None)
 
 
+def _summary(name: str) -> dict[str, Any] | None:
+    place = saved_place(name, f"{name}.json")
+    return None if place is None else read_json(place / f"{name}.json")
+
+
 def epoch_words() -> str:
     """Return, in Markdown, how long training epochs take, or how to measure it."""
-    place = saved_place("epoch", "epoch.json")
-    if place is None:
+    saved = _summary("epoch")
+    if saved is None:
         return f"Time of an epoch: not measured here; `{EPOCH_COMMAND}` does."
-    saved = read_json(place / "epoch.json")
     times = "; ".join(f"{name} {value:.1f}" for name, value in saved["seconds"].items())
     return (
         f"Seconds of a training epoch of AFMP-Tiny on {saved['images']:,} images, median of "
@@ -33,10 +38,9 @@ def epoch_words() -> str:
 
 def controls_words() -> str:
     """Return, in Markdown, what AFMP owes to messages and to size, or how to find out."""
-    place = saved_place("controls", "controls.json")
-    if place is None:
+    saved = _summary("controls")
+    if saved is None:
         return f"Controls: not trained here; `{CONTROLS_COMMAND}` does."
-    saved = read_json(place / "controls.json")
     sizes = "; ".join(f"{name} {value:,}" for name, value in saved["parameters"].items())
     told = [verdict for verdict in saved["verdicts"] if " in accuracy (" in verdict]
     return "\n".join(

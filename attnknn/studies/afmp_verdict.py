@@ -80,24 +80,22 @@ def _edge_lines(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
     scaffold = grid_scaffold(*shape, model.patch, kind=model.scaffold, window=model.window)
     n_kept = kept_edges(scaffold.n_edges, model.keep_share)
     fewest = f"“{ablation.sparsest}” keeps {n_kept} of the {scaffold.n_edges} edges of an image."
-    # An edge or two may also disturb.
-    few = dict.fromkeys(_AGAINST_NONE, "A few edges are not none.")
-    after = few if n_kept else _AGAINST_NONE
-    return [
-        f"**Messages.** {fewest} {verdict_sentence(row)} {after[row['verdict']]}" for row in rows
-    ]
+    lines = []
+    for row in rows:
+        # An edge or two may also disturb.
+        said = "A few edges are not none." if n_kept else _AGAINST_NONE[row["verdict"]]
+        lines.append(f"**Messages.** {fewest} {verdict_sentence(row)} {said}")
+    return lines
 
 
 def _second_pass_words(ablation: Ablation) -> str:
     """Say what else the top-down pass brings along: time and parameters."""
     own, other = (_parameters(ablation, name) for name in (TOP_DOWN, ablation.reference))
-    words = (
+    return (
         "It needs a second bottom-up pass, which without feedback would repeat the first, and has "
-        f"{own:,} instead of {other:,} parameters"
+        f"{own:,} instead of {other:,} parameters; “{WIDER}” has "
+        f"{_parameters(ablation, WIDER):,}."
     )
-    if WIDER not in ablation.runs:
-        return f"{words}; what these alone do is not told."
-    return f"{words}; “{WIDER}” has {_parameters(ablation, WIDER):,}."
 
 
 def _message_words(ablation: Ablation, pairs: pd.DataFrame) -> list[str]:
