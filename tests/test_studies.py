@@ -19,6 +19,7 @@ from attnknn.compare import interval_table
 from attnknn.config import AttentionConfig
 from attnknn.explain import explain
 from attnknn.files import write_json
+from attnknn.fit import fit_on_neighbours
 from attnknn.measure import accuracy, negative_log_likelihood
 from attnknn.memory import MemoryBank
 from attnknn.parts import SITUATION_COLUMNS, Evidence
@@ -31,9 +32,11 @@ from attnknn.studies import (
     detection,
     k_sweep,
     label_noise,
+    long_tail,
     main_results,
     pictures,
     published,
+    retrained,
     training,
     variants,
 )
@@ -219,22 +222,65 @@ def test_one_kind_of_noise_is_enough_to_draw(runs):
     assert figure.axes[0].get_ylabel() == "asymmetric,\nheld-out noisy"
 
 
-def test_the_length_on_wrong_labels_is_judged_once_a_kind_at_the_highest_rate(runs, monkeypatch):
-    fits, whole = [], label_noise.refit
+def noise_levels(runs):
+    options = {"rates": (0.0, 0.4), "held_out": ("clean", "noisy"), "progress": False}
+    label_noise.memory_noise(runs[:1], k_eval=7, k_baseline=5, **options)
 
-    def counted(run, bank, found, **options):
-        result = whole(run, bank, found, **options)
-        if options["fitting"].fit_noisy_labels:
-            fits.append((len(result.history) > 0, result.n_epochs))
-        return result
 
-    monkeypatch.setattr(label_noise, "refit", counted)
-    options = {"rates": (0.0, 0.2, 0.4), "held_out": ("noisy",), "progress": False}
-    study = label_noise.memory_noise(runs[:1], k_eval=7, k_baseline=5, **options)
-    assert [judged for judged, _ in fits] == [True, True, False, False, False]
-    assert [level.rate for level in study.probs] == [0.0, 0.2, 0.4, 0.2, 0.4]  # as they were asked
-    symmetric = {fits[place][1] for place in (0, 2, 4)}
-    assert symmetric == {fits[0][1]}
+def tails(runs):
+    options = {"held_out": ("balanced", "long-tailed", "reweighted"), "progress": False}
+    long_tail.memory_tail(runs[:1], ratios=(1.0, 0.25), k_eval=7, k_baseline=5, **options)
+
+
+def retrained_on_noise(runs):
+    found = contest.search_run(runs[0], 20)
+    for held_out in ("clean", "noisy"):
+        level = label_noise.Level("symmetric", 0.3, held_out)
+        retrained.noise_predictions(runs[0], found, level, 5, 5)
+
+
+def other_ks(runs):
+    k_sweep.k_sweep(runs[:1], ks=(3, 5, 7), progress=False)
+
+
+def other_parts(runs):
+    ablation.ablate(runs[:1], k_eval=7, epochs=2, repeats=1, progress=False)
+
+
+def ensembles(runs):
+    options = {"k_eval": 11, "k_baseline": 5, "k_ensemble": (3, 5), "tta_views": 1}
+    main_results.main_results(runs[:1], **options)
+
+
+@pytest.mark.parametrize(
+    ("study", "n_fits"),
+    [
+        (noise_levels, 1 + 3 * 2),  # one for all levels; the clean level and two kinds, twice
+        (tails, 3),  # whole and tailed memory: the run's own, then one a kind of held-out rows
+        (retrained_on_noise, 2),
+        (other_ks, 2),  # at k = 7 the run's own
+        (ensembles, 3),
+        (other_parts, len(variants.forms(AttentionConfig()))),
+    ],
+)
+def test_every_fit_but_the_runs_own_finds_its_length_and_last_temperature(
+    runs, monkeypatch, study, n_fits
+):
+    """What suits one memory, k or form of the attention would hold another one's fit back."""
+    fits = []
+
+    def watched(bank, neighbours, labels, **options):
+        fitted = fit_on_neighbours(bank, neighbours, labels, **options)
+        fits.append((options.get("n_epochs"), options.get("temperature"), len(fitted.history)))
+        return fitted
+
+    for module in (contest, ablation):
+        monkeypatch.setattr(module, "fit_on_neighbours", watched)
+    study(runs)
+    assert len(fits) == n_fits
+    for n_epochs, temperature, n_tried in fits:
+        assert n_epochs is None and temperature is None
+        assert n_tried > 0  # a trial of its own has found the length
 
 
 def test_noise_reaches_trust_histograms_and_prototypes(runs):

@@ -1,8 +1,9 @@
 """Ablations: what each part of the attention is worth, taken away and added alone.
 
-Every variant is refitted on the same held-out queries from the same search, with the same number
-of epochs and the same seeds; only the parts differ. Fits with other initial weights are averaged:
-they make the luck of a fit smaller, and are not counted as trainings.
+Every variant is refitted on the same held-out queries from the same search, with the same settings
+and the same seeds; only the parts differ. How long to fit and the last temperature are found for
+each: what suits the whole would hold a form with other parts back. Fits with other initial weights
+are averaged: they make the luck of a fit smaller, and are not counted as trainings.
 
 Axes: B test rows, C classes.
 """
@@ -62,7 +63,7 @@ def ablate(
         runs: One trained run a seed.
         k_eval: Neighbours to weigh.
         found: Their searches, at least as deep, where they are done already; None searches.
-        epochs: Epochs of each fit, the same for all; fewer than the main fit's to save time.
+        epochs: The most epochs of each fit; fewer than the main fit's to save time.
         repeats: Fits of each variant with different initial weights and orders.
         extras: Also add the published parts that the default leaves out.
         progress: Show a progress bar.
@@ -168,8 +169,6 @@ def _predict_variant(
         attention=config,
         fitting=replace(run.config.fitting, fit_epochs=epochs),
         seed=1000 * repeat + run.config.seed,
-        n_epochs=epochs,
-        temperature=1.0,  # the same for every form: what is compared is the fits alone
     )
     return predict(fitted.method, found.test)
 

@@ -82,25 +82,21 @@ def refit(
     found: Neighbourhoods,
     *,
     fitting: FittingConfig | None = None,
-    judged: bool = False,
     weights: Float[np.ndarray, " B"] | None = None,
-    n_epochs: int | None = None,
 ) -> FittedAttention:
     """Return the run's kind of attention, fitted anew on the held-out queries of a search.
 
+    How long to fit, and how much too sure of itself a fit is, depends on memory, queries and k, so
+    both are found out here: what suits the run's own memory would hold another one's fit back,
+    while every baseline beside it is tuned anew.
+
     Args:
-        run: Its attention settings, and what its own fit found out: how many epochs are good, and
-            how much too sure of itself a fit is.
+        run: Whose attention and fitting settings, and seed, are taken.
         bank: The memory that votes.
         found: The held-out queries' neighbours there.
         fitting: Other settings of the fit than the run's.
-        judged: Find out anew how many epochs are good, on queries that are not fitted on.
         weights: How much each held-out query counts; None counts all alike.
-        n_epochs: How many epochs are good, where another fit has found it out.
     """
-    kept = run.fit_history.get("kept")
-    if n_epochs is None and not judged and kept is not None:
-        n_epochs = int(kept.sum())
     return fit_on_neighbours(
         bank,
         found.held_out,
@@ -109,8 +105,6 @@ def refit(
         fitting=fitting or run.config.fitting,
         seed=run.config.seed,
         weights=weights,
-        n_epochs=n_epochs,
-        temperature=float(run.attention.last_temperature),
     )
 
 
@@ -135,7 +129,7 @@ def judged_attention_at(run: TrainedRun, found: Neighbourhoods, k: int) -> tuple
         return method, negative_log_likelihood(probs, here.held_out_labels)
     if _is_own(run, here):
         return run.method(here.test.k), judged_nll(run.fit_history)
-    fitted = refit(run, run.bank, here, judged=True)
+    fitted = refit(run, run.bank, here)
     return fitted.method, fitted.judged_nll
 
 

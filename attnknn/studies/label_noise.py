@@ -60,11 +60,10 @@ class Level(NamedTuple):
 
 
 class LevelResult(NamedTuple):
-    """What came of one level: test probabilities, the memory, and the epochs of the attention."""
+    """What came of one level: test probabilities, and the memory."""
 
     probs: Predictions
     bank: MemoryBank
-    n_epochs: int
 
 
 @dataclass(frozen=True)
@@ -113,10 +112,10 @@ def memory_noise(
             for labels, kind, rate in itertools.product(held_out, kinds, rates)
             if rate > 0 or kind == kinds[0]
         ]
-        done = _level_results(run, found, levels, k_eval, k_baseline, progress)
+        transfer = fit_transfer(run, found.nearest(k_eval))
         named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
-        for level in levels:
-            probs, bank, _ = done[level]
+        for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
+            probs, bank = noisy_predictions(run, found, transfer, level, k_eval, k_baseline)
             tables += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
             if level.held_out == held_out[0]:  # the memory is the same for all held-out labels
                 tables += detection(bank, run.labels("train"), named | level._asdict())
@@ -127,34 +126,10 @@ def memory_noise(
     return NoiseStudy(_with_clean_level(table, kinds), kept, labels)
 
 
-def _level_results(
-    run: TrainedRun,
-    found: Neighbourhoods,
-    levels: Sequence[Level],
-    k_eval: int,
-    k_baseline: int,
-    progress: bool,
-) -> dict[Level, LevelResult]:
-    """Return the result of every level of one run, the noisiest levels done first.
-
-    Wrong labels can be learned by heart, the more the more there are. So the length of a fit on
-    wrong labels is judged once a kind, where most are wrong, and kept at the lower rates.
-    """
-    transfer, lengths, done = fit_transfer(run, found.nearest(k_eval)), {}, {}
-    noisiest_first = sorted(levels, key=lambda level: -level.rate)
-    for level in tqdm(noisiest_first, desc="noise levels", disable=not progress, leave=False):
-        kind = level.kind, level.held_out
-        done[level] = noisy_predictions(
-            run, found, transfer, level, k_eval, k_baseline, n_epochs=lengths.get(kind)
-        )
-        lengths.setdefault(kind, done[level].n_epochs)
-    return done
-
-
 def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
     """Return an attention fitted once, on the clean memory under drawn noise, for every level."""
     fitting = replace(run.config.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
-    return refit(run, run.bank, found, fitting=fitting, judged=True).method
+    return refit(run, run.bank, found, fitting=fitting).method
 
 
 def noisy_predictions(
@@ -164,14 +139,8 @@ def noisy_predictions(
     level: Level,
     k_eval: int,
     k_baseline: int,
-    *,
-    n_epochs: int | None = None,
 ) -> LevelResult:
-    """Return test probabilities of every method over a memory with flipped labels.
-
-    The attention is fitted for ``n_epochs``; None takes the run's own number where the held-out
-    labels are clean, and finds out how many are good where they are not.
-    """
+    """Return test probabilities of every method over a memory with flipped labels."""
     options = {"n_classes": len(run.class_names), "kind": level.kind}
     seed, is_noisy = run.config.seed, level.held_out == "noisy"
     bank = run.bank.relabelled(flip_labels(run.labels("train"), level.rate, seed=seed, **options))
@@ -187,13 +156,13 @@ def noisy_predictions(
     plain = plain_methods(min(k_baseline, whole.test.k))
     tuned = tuned_baselines(whole, label_error=error)
     fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
-    attention = refit(run, bank, here, fitting=fitting, judged=is_noisy, n_epochs=n_epochs)
+    attention = refit(run, bank, here, fitting=fitting).method
     probs = {name: predict(method, whole.test) for name, method in plain.items()}
     probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(attention.method, here.test)
+    probs["attention"] = predict(attention, here.test)
     if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
         probs["attention, transfer"] = predict(transfer, here.test)
-    return LevelResult(probs, bank, attention.n_epochs)
+    return LevelResult(probs, bank)
 
 
 def curves(table: pd.DataFrame, *, held_out: str | None = None) -> pd.DataFrame:

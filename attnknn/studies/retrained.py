@@ -139,7 +139,7 @@ def noise_predictions(
     probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
     if is_noisy:
         fitting = replace(run.config.fitting, fit_noisy_labels=True)
-        attention = refit(run, run.bank, here, fitting=fitting, judged=True).method
+        attention = refit(run, run.bank, here, fitting=fitting).method
     else:
         attention = attention_at(run, found, k_eval)
     return probs | {"attention": predict(attention, here.test)}
