@@ -160,6 +160,7 @@ def _run_grid(options: argparse.Namespace, request: dict[str, Any]) -> int:
 
     grid = make_grid(options.grid, options.profile, **request)
     scheduler = check_scheduler(options.scheduler or "local", n_jobs=options.jobs)
+    grid.refuse_foreign()
     if not options.force:
         grid.refuse_other_parameters()
     print(grid_in_words(grid), flush=True)

@@ -472,14 +472,79 @@ def test_a_dead_kernel_is_a_failure_with_a_reason(project):
 
 def test_force_replaces_a_run_with_other_parameters(project):
     old = project / "results/quick"
-    (old / "seed3").mkdir(parents=True)
-    (old / "05_gone").mkdir()
-    (old / "seed_notes").mkdir()
-    (old / "report.json").write_text('{"parameters": {"k_eval": 1}, "seeds": [3]}')
+    for name in ("seed3", "seed4", "05_gone", "06_mine", "seed_notes", "notebooks"):
+        (old / name).mkdir(parents=True)
+    for name in ("05_gone.ipynb", "05_gone.pdf", "mine.ipynb"):
+        (old / "notebooks" / name).touch()
+    entries = {"05_gone": {"status": "complete", "copy": "notebooks/05_gone.ipynb", "files": []}}
+    report = {"parameters": {"k_eval": 1}, "seeds": [3], "notebooks": entries}
+    write_json(old / "report.json", report)
     write_notebook(project / "notebooks/09_alone.ipynb", [cell("n = 1", "parameters")])
     result = run_pipeline(make_plan(notebooks=["09"]), force=True, pdf=False)
     assert result.is_complete
-    assert sorted(p.name for p in old.iterdir() if p.is_dir()) == ["notebooks", "seed_notes"]
+    # What its report names is gone, and nothing else.
+    left = ["06_mine", "notebooks", "seed4", "seed_notes"]
+    assert sorted(p.name for p in old.iterdir() if p.is_dir()) == left
+    copies = ["09_alone.ipynb", "mine.ipynb"]
+    assert sorted(p.name for p in (old / "notebooks").iterdir()) == copies
+
+
+# ---- folders that are not a run's
+
+
+def tree(folder: Path) -> dict[str, bytes | None]:
+    """Return every path below a folder, with the content of the files."""
+    paths = folder.rglob("*")
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in paths}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_clone_with_the_name_of_a_run_is_refused_and_stays_as_it_is(project, force):
+    clone = make_project(project / "results/clone")
+    (clone / "02_first").mkdir()
+    (clone / "02_first/mine.csv").write_text("a\n1\n")
+    before = tree(clone)
+    message = r"results/clone must be a new folder or hold what a run made, got also 02_first, note"
+    with pytest.raises(ConfigError, match=message):
+        run_pipeline(make_plan(name="clone"), force=force, pdf=False)
+    assert tree(clone) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_the_project_itself_is_refused_whatever_it_holds(project, force):
+    write_json(project / "report.json", {"parameters": {}, "seeds": [0], "notebooks": {}})
+    plan = make_plan(name="project", results=project.parent)
+    before = tree(project)
+    with pytest.raises(ConfigError, match="which is or holds the project"):
+        run_pipeline(plan, force=force, pdf=False)
+    assert tree(project) == before
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_what_lies_in_the_way_of_a_notebook_and_was_not_made_by_the_run_is_refused(project, force):
+    run_pipeline(make_plan(notebooks=["02"]), pdf=False)
+    run = project / "results/quick"
+    for name in ("03_second/table.txt", "notebooks/03_second.ipynb", "seed1/weights.bin"):
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_text("mine")
+    before = tree(run)
+    with pytest.raises(ConfigError, match=r"got also 03_second, notebooks/03_second\.ipynb, seed1;"):
+        run_pipeline(make_plan(seeds=[0, 1]), force=force, pdf=False)
+    assert tree(run) == before
+    kept = run_pipeline(make_plan(notebooks=["02"]), pdf=False).kept  # nothing is in its way
+    assert kept == ["01_training.seed0", "02_first"]
+
+
+def test_a_report_that_is_not_a_runs_is_refused(project):
+    write_json(project / "results/quick/report.json", {"config": {}, "metrics": {}})
+    with pytest.raises(ConfigError, match="must be the report of a run, got that of something"):
+        run_pipeline(make_plan(), force=True, pdf=False)
+
+
+def test_a_seed_that_was_trained_without_notebooks_is_taken_up(project):
+    for name, file in (("seed0", "config.json"), ("seed1", ".lock")):
+        write_json(project / "results/quick" / name / file, {})
+    assert run_pipeline(make_plan(seeds=[0, 1]), n_jobs=2, pdf=False).is_complete
 
 
 # ---- interruption
@@ -503,11 +568,15 @@ def sleeper(project) -> Path:
     return marker
 
 
+def status_of(run: Path, name: str) -> str:
+    return read_json(run / "report.json")["notebooks"].get(name, {}).get("status", "")
+
+
 def test_a_killed_run_goes_on_without_computing_twice(project, sleeper):
     run = project / "results/quick"
     process = start_run(project)
     wait_until(lambda: sleeper.exists() and sleeper.read_text() != "")
-    wait_until(lambda: "02_first" in read_json(run / "report.json")["notebooks"])
+    wait_until(lambda: status_of(run, "02_first") == "complete")
     process.kill()
     process.wait()
     wait_until(lambda: not is_alive(int(sleeper.read_text())), 20)

@@ -53,6 +53,11 @@ class Grid:
         for plan in self.plans:
             RunFolder(plan.folder).refuse_other_parameters(plan.assignment.values, plan.seeds)
 
+    def refuse_foreign(self) -> None:
+        """Raise when a folder holds something in the way that no run made."""
+        for plan in self.plans:
+            plan.refuse_foreign()
+
     def save(self) -> None:
         """Write ``grid.json``: the values of every combination asked for so far, by folder."""
         path = self.folder / GRID_NAME

@@ -17,7 +17,7 @@ from attnknn.pipeline.parameters import (
     read_profile,
     run_name,
 )
-from attnknn.pipeline.state import GRID_NAME, Task
+from attnknn.pipeline.state import GRID_NAME, RunFolder, Task
 from attnknn.runs import profile_seeds, project_root, results_root
 
 
@@ -65,6 +65,10 @@ class Plan:
         ]
         rest = [self._task(b, tuple(self.seeds)) for b in self.notebooks if not b.is_training]
         return training, rest
+
+    def refuse_foreign(self) -> None:
+        """Raise when the folder holds something in the way that no run made."""
+        RunFolder(self.folder).refuse_foreign([task for part in self.tasks() for task in part])
 
     def _task(self, book: Notebook, seeds: tuple[int, ...]) -> Task:
         # A bare name instead of a path: executed copies tell nothing of the machine's folders.

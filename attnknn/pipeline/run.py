@@ -24,7 +24,8 @@ def run_pipeline(
         What was done; a failing notebook is no exception, the others go on.
 
     Raises:
-        ConfigError: If the folder holds a run with other parameters and ``force`` is not set.
+        ConfigError: If the folder holds what no run made, or a run with other parameters while
+            ``force`` is not set.
         FolderBusyError: If another process is writing this run.
     """
     n_jobs = check_jobs(n_jobs)

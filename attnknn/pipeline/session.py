@@ -76,7 +76,7 @@ class Session:
     @property
     def work(self) -> Path:
         """Folder of unfinished copies."""
-        return self.run.copies / ".partial"
+        return self.run.work
 
     def training(self) -> list[Task]:
         """Return the trainings to execute, those of a finished equal run taken over."""
@@ -116,7 +116,7 @@ class Session:
         if todo:
             self.run.report |= self.run.provenance
         for task in todo:
-            self.run.clear(task)
+            self.run.begin(task)
         return todo
 
     def _skip(self, task: Task) -> None:
@@ -140,10 +140,12 @@ def open_session(
         progress: Where the end of each notebook is shown; lines of its own when None.
 
     Raises:
-        ConfigError: If the folder holds a run with other parameters and ``force`` is not set.
+        ConfigError: If the folder holds what no run made, or a run with other parameters while
+            ``force`` is not set.
         FolderBusyError: If another process is writing this run.
     """
     start = time.monotonic()
+    plan.refuse_foreign()  # before the lock: a folder that is not a run's is left as it is
     with locked_folder(plan.folder):
         session = Session(plan, force=force, progress=progress)
         report, result = session.run.report, session.result
@@ -178,7 +180,7 @@ def _open(run: RunFolder, plan: Plan, *, force: bool) -> None:
         training, rest = plan.tasks()
         for task in (*training, *rest):
             if task.notebook.name in plan.wanted:
-                run.clear(task)
+                run.begin(task)
                 run.clear_seed(task)
     config = {n: v for n, v in plan.assignment.config.flat().items() if n != "seed"}
     run.report |= {

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from attnknn.config import ConfigError
 from attnknn.files import read_json, sha256_file, write_json
 from attnknn.pipeline.notebooks import Notebook
 from attnknn.provenance import REPORT_NAME
-from attnknn.runs import seed_folder
+from attnknn.runs import project_root, seed_folder
 from attnknn.sources import own_files_stamp
 
 GRID_NAME = "grid.json"  # a folder with this file holds runs, and is none itself
@@ -84,6 +84,11 @@ class RunFolder:
         """Folder of the executed copies."""
         return self.path / "notebooks"
 
+    @property
+    def work(self) -> Path:
+        """Folder of unfinished copies."""
+        return self.copies / ".partial"
+
     def save(self) -> None:
         """Write ``report.json``."""
         write_json(self.path / "report.json", self.report)
@@ -91,6 +96,44 @@ class RunFolder:
     def copy_of(self, task: Task) -> Path:
         """Return the path of the finished copy of a task."""
         return self.copies / f"{task.copy}.ipynb"
+
+    def refuse_foreign(self, tasks: Sequence[Task]) -> None:
+        """Raise when the folder, or a place in it that a task needs, is not a run's own.
+
+        Tasks replace what they find in their places. So these must be new, or named by the report
+        of the run that made them; a seed that was trained without notebooks is its own record.
+        """
+        project = project_root()
+        if project is not None and project.is_relative_to(self.path.resolve()):
+            raise ConfigError(
+                f"name must be that of a run, got {self.path}, which is or holds the project; "
+                "choose another --name"
+            )
+        if self.report and "parameters" not in self.report:
+            raise ConfigError(
+                f"{self.path / 'report.json'} must be the report of a run, got that of something "
+                "else; choose another --name"
+            )
+        if strangers := self._strangers(tasks):
+            raise ConfigError(
+                f"{self.path} must be a new folder or hold what a run made, got also "
+                f"{', '.join(strangers)}; move it away or choose another --name"
+            )
+
+    def _strangers(self, tasks: Sequence[Task]) -> list[str]:
+        """Return what no run made: of all in the folder without a report, else where tasks go."""
+        if not self.report:
+            # Hidden files, a lock above all, are in nobody's way.
+            paths = [p for p in self.path.glob("*") if not p.name.startswith(".")]
+        else:
+            known = {_notebook_of(name) for name in self.entries}
+            paths = [self.copy_of(task) for task in tasks if task.name not in self.entries]
+            paths += [self.path / t.notebook.name for t in tasks if t.notebook.name not in known]
+            seeds = {seed for t in tasks if t.notebook.is_training for seed in t.seeds}
+            unknown = seeds - set(self.report.get("seeds", ()))
+            paths += [seed_folder(self.path, seed) for seed in unknown]
+        found = {p.relative_to(self.path) for p in paths if p.exists() and not _is_training(p)}
+        return sorted(map(str, found))
 
     def refuse_other_parameters(self, values: dict[str, Any], seeds: Iterable[int]) -> None:
         """Raise when the folder was made with other parameters; more seeds are no difference."""
@@ -149,34 +192,46 @@ class RunFolder:
         origin = seed_folder(self.path, task.seeds[0]) / ORIGIN_NAME
         return read_json(origin)["run"] if task.notebook.is_training and origin.is_file() else None
 
-    def clear(self, task: Task) -> None:
+    def begin(self, task: Task) -> None:
         """Remove a task's outdated copy, PDFs and files; trained seeds stay, they resume."""
-        entry = self.entries.pop(task.name, {})
-        self.save()  # first: what the report does not name is no result
-        for stem in {task.copy, Path(entry.get("copy", task.copy)).stem}:
-            for suffix in (".ipynb", ".pdf", ".failed.ipynb"):
-                (self.copies / f"{stem}{suffix}").unlink(missing_ok=True)
-        (self.path / "report.pdf").unlink(missing_ok=True)
-        if not task.notebook.is_training:
-            shutil.rmtree(self.path / task.notebook.name, ignore_errors=True)
+        before = self.entries.get(task.name)
+        copy = str(self.copy_of(task).relative_to(self.path))
+        # First: what is not called complete is no result, and what is not named is not ours.
+        self.entries[task.name] = {"status": "begun", "copy": (before or {}).get("copy", copy)}
+        self.save()
+        if before is not None:
+            self._remove_files(task.name)
+            self._remove_copy(task.copy)
+            if not task.notebook.is_training:
+                shutil.rmtree(self.path / task.notebook.name, ignore_errors=True)
 
     def clear_seed(self, task: Task) -> None:
         """Remove what a training task has trained."""
         if task.notebook.is_training:
-            folder = seed_folder(self.path, task.seeds[0])
-            # First what makes it count as complete: a kill in between must not leave a torso.
-            (folder / REPORT_NAME).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_training(seed_folder(self.path, task.seeds[0]))
 
     def erase(self) -> None:
-        """Remove all that a run wrote, the report last: until then the folder is the old run's."""
-        for path in self.path.iterdir():
-            if path.is_dir() and _is_ours(path.name):
-                (path / REPORT_NAME).unlink(missing_ok=True)
-                shutil.rmtree(path)
-        (self.path / "report.pdf").unlink(missing_ok=True)
+        """Remove all that the report names, itself last: until then the folder is the old run's."""
+        for name in self.entries:
+            self._remove_files(name)
+            shutil.rmtree(self.path / _notebook_of(name), ignore_errors=True)
+        for seed in self.report.get("seeds", ()):
+            _remove_training(seed_folder(self.path, seed))
+        shutil.rmtree(self.work, ignore_errors=True)
+        if self.copies.is_dir() and not any(self.copies.iterdir()):
+            self.copies.rmdir()
         (self.path / "report.json").unlink(missing_ok=True)
         self.report = {}
+
+    def _remove_files(self, name: str) -> None:
+        """Remove the copy and the PDFs of a task that the report names."""
+        self._remove_copy(Path(self.entries[name].get("copy", name)).stem)
+        if "pdf_key" in self.report:
+            (self.path / "report.pdf").unlink(missing_ok=True)
+
+    def _remove_copy(self, stem: str) -> None:
+        for suffix in (".ipynb", ".pdf", ".failed.ipynb"):
+            (self.copies / f"{stem}{suffix}").unlink(missing_ok=True)
 
 
 @cache
@@ -188,8 +243,23 @@ def code_digest() -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-def _is_ours(name: str) -> bool:
-    return name == "notebooks" or re.fullmatch(r"seed\d+|\d\d_\w+", name) is not None
+def _notebook_of(name: str) -> str:
+    """Return the notebook of a task by the task's name, which has the seed behind a dot."""
+    return Path(name).name.partition(".")[0]
+
+
+def _is_training(path: Path) -> bool:
+    """Tell whether a path is a seed's folder, trained or begun with or without notebooks."""
+    if not path.is_dir() or re.fullmatch(r"seed\d+", path.name) is None:
+        return False
+    # A training writes its configuration first of all; before that there is a lock alone.
+    return (path / "config.json").is_file() or all(p.name.startswith(".") for p in path.iterdir())
+
+
+def _remove_training(folder: Path) -> None:
+    # First what makes it count as complete: a kill in between must not leave a torso.
+    (folder / REPORT_NAME).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _shown(values: dict[str, Any], name: str) -> str:
