@@ -131,3 +131,21 @@ def test_a_file_of_the_first_format_still_knows_what_is_missing(tmp_path):
     np.testing.assert_array_equal(
         AttnKNNClassifier.load(path).predict_proba(table), model.predict_proba(table)
     )
+
+
+@pytest.mark.parametrize(("column", "n_trials"), [("category", 2), ("number", 3)])
+def test_a_network_is_tried_only_where_a_column_holds_numbers(monkeypatch, column, n_trials):
+    """Its periodic features read numbers; a large table of categories alone has none."""
+    monkeypatch.setattr(fitting, "NETWORK_ROWS", 40)
+    trials, judged = [], fitting._with_best_stretch
+
+    def watched(trial, *rest):
+        trials.append(trial.name)
+        return judged(trial, *rest)
+
+    monkeypatch.setattr(fitting, "_with_best_stretch", watched)
+    names = np.arange(40) if column == "number" else [f"row {place}" for place in range(40)]
+    table = pd.DataFrame({"colour": COLOURS, "name": names})
+    model = AttnKNNClassifier(random_state=0, training={"epochs": 1}).fit(table, LABELS)
+    assert len(trials) == n_trials and (fitting.NETWORK in trials) == (column == "number")
+    assert model.predict_proba(table).shape == (40, 2)

@@ -528,7 +528,8 @@ def test_what_lies_in_the_way_of_a_notebook_and_was_not_made_by_the_run_is_refus
         (run / name).parent.mkdir(exist_ok=True)
         (run / name).write_text("mine")
     before = tree(run)
-    with pytest.raises(ConfigError, match=r"got also 03_second, notebooks/03_second\.ipynb, seed1;"):
+    message = r"got also 03_second, notebooks/03_second\.ipynb, seed1;"
+    with pytest.raises(ConfigError, match=message):
         run_pipeline(make_plan(seeds=[0, 1]), force=force, pdf=False)
     assert tree(run) == before
     kept = run_pipeline(make_plan(notebooks=["02"]), pdf=False).kept  # nothing is in its way

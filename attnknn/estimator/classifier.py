@@ -30,8 +30,9 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
 
     ``embedder="auto"`` keeps the features and chooses the metric (cosine, Euclidean, Euclidean of
     standardised or of rank-transformed columns) that predicts left-out rows best. Where the rows
-    are a table (with categories, or of at most 100 columns) of at least 1 000 distinct rows, a
-    network ("mlp-periodic") is trained too, and taken where it predicts held-out rows better.
+    are a table (with categories, or of at most 100 columns) of at least 1 000 distinct rows, with
+    numbers in it, a network ("mlp-periodic") is trained too, and taken where it predicts held-out
+    rows better.
 
     Args:
         n_neighbors: Neighbours that vote. "auto" takes half of an average class, 5 to 50.

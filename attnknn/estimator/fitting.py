@@ -27,6 +27,7 @@ from attnknn.holdout import query_folds
 from attnknn.measure import negative_log_likelihood
 from attnknn.memory import MemoryBank
 from attnknn.neighbours import Neighbours
+from attnknn.tables import is_number
 
 MAX_QUERIES = 5000  # more queries teach the few parameters of the attention nothing
 JUDGES = 1000  # queries that choose between embeddings
@@ -174,8 +175,14 @@ def _makers(data: Data, plan: Plan) -> Iterator[Callable[[], Trial]]:
     names = [plan.metric] if plan.metric != "auto" else _metrics_for(data, plan.embedder)
     yield from (partial(_chart_trial, data, plan, name) for name in names)
     large = len(data.labels) >= NETWORK_ROWS
-    if plan.embedder == "auto" and plan.metric == "auto" and data.is_table and large:
+    suits = data.is_table and large and _has_numbers(data.inputs)
+    if plan.embedder == "auto" and plan.metric == "auto" and suits:
         yield partial(_network_trial, data, plan, NETWORK)
+
+
+def _has_numbers(inputs: Any) -> bool:
+    """Return whether there is a number for the network's periodic features to read."""
+    return not isinstance(inputs, pd.DataFrame) or any(is_number(inputs[name]) for name in inputs)
 
 
 def _metrics_for(data: Data, embedder: str | Callable) -> list[str]:
