@@ -138,8 +138,10 @@ def _run(options: argparse.Namespace) -> int:
     }
     if options.grid is not None:
         return _run_grid(options, request)
-    from attnknn.pipeline import check_scheduler, make_plan, run_pipeline, run_plans
-    from attnknn.pipeline.words import plan_in_words
+    from attnknn.paper.dask import check_scheduler, run_plans
+    from attnknn.paper.execute import run_pipeline
+    from attnknn.paper.plan import make_plan
+    from attnknn.paper.summary import plan_in_words
 
     plan = make_plan(options.profile, **request)
     scheduler = check_scheduler(options.scheduler or "none", n_jobs=options.jobs)
@@ -155,8 +157,9 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_grid(options: argparse.Namespace, request: dict[str, Any]) -> int:
-    from attnknn.pipeline import check_scheduler, make_grid, run_plans
-    from attnknn.pipeline.words import grid_in_words
+    from attnknn.paper.dask import check_scheduler, run_plans
+    from attnknn.paper.plan import make_grid
+    from attnknn.paper.summary import grid_in_words
 
     grid = make_grid(options.grid, options.profile, **request)
     scheduler = check_scheduler(options.scheduler or "local", n_jobs=options.jobs)
@@ -188,8 +191,8 @@ def _end_like_ctrl_c() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _summarise(result: "attnknn.pipeline.RunResult") -> None:
-    from attnknn.pipeline.words import counts_in_words, tell_problems
+def _summarise(result: "attnknn.paper.execute.RunResult") -> None:
+    from attnknn.paper.summary import counts_in_words, tell_problems
 
     tell_problems(result)
     report = result.folder / "report.pdf"
@@ -198,10 +201,11 @@ def _summarise(result: "attnknn.pipeline.RunResult") -> None:
 
 
 def _summarise_grid(
-    grid: "attnknn.pipeline.Grid", results: Sequence["attnknn.pipeline.RunResult"], seconds: float
+    grid: "attnknn.paper.execute.Grid",
+    results: Sequence["attnknn.paper.execute.RunResult"],
+    seconds: float,
 ) -> None:
-    from attnknn.pipeline.summary import summarise_grid
-    from attnknn.pipeline.words import counts_in_words, tell_problems
+    from attnknn.paper.summary import counts_in_words, summarise_grid, tell_problems
 
     for result in results:
         tell_problems(result, f"{result.folder.name}: ")
@@ -210,14 +214,14 @@ def _summarise_grid(
 
 
 def _list_data(_: argparse.Namespace) -> int:
-    from attnknn.sources import list_datasets
+    from attnknn.data.download import list_datasets
 
     print(list_datasets().to_string(index=False))
     return 0
 
 
 def _fetch_data(options: argparse.Namespace) -> int:
-    from attnknn.sources import DataUnavailableError, fetch, list_datasets
+    from attnknn.data.download import DataUnavailableError, fetch, list_datasets
 
     if bool(options.names) == options.all:
         raise ConfigError("data fetch must get names or --all, and not both")
@@ -232,7 +236,7 @@ def _fetch_data(options: argparse.Namespace) -> int:
 
 
 def _print_pdfs(options: argparse.Namespace) -> int:
-    from attnknn.pdf import notebook_to_pdf
+    from attnknn.paper.pdf import notebook_to_pdf
 
     output = options.output
     if output and len(options.notebooks) > 1 and output.suffix == ".pdf":

@@ -6,17 +6,166 @@ impossible is refused before a run starts, naming the key, the rule and the clos
 """
 
 import re
+import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from attnknn.checks import check_one_of, nearest_name
-from attnknn.choices import BACKBONE_NAMES, DEVICES, INDEX_NAMES, SITUATION_FEATURES, Augmentation
-from attnknn.typed import ConfigError, checked_value, option
+from attnknn.checks import check_one_of, check_range, nearest_name
+
+# ---- Choices: the names that settings may take, known without loading what they stand for.
+
+# Backbones by name; attnknn.embed.networks builds them, and any timm network is "timm:<name>".
+BACKBONE_NAMES = (
+    "fast",
+    "afmp",
+    "resnet18",
+    "resnet50",
+    "timm:<name>",
+    "mlp",
+    "mlp-periodic",
+    "identity",
+    "pca",
+)
+
+# Training transforms; attnknn.data.change applies them.
+Augmentation = Literal["crop", "flip", "jitter", "rotate", "cutout"]
+# Indexes by name; anything with a capital letter is taken for a FAISS factory string.
+INDEX_NAMES = ("auto", "flat_ip", "flat_l2", "hnsw", "ivfpq", "disk", "matmul")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+
+# What the attention may look at, for each neighbour of a query; see attnknn.core.attention.
+SITUATION_FEATURES = (
+    "gap",  # similarity minus that of the nearest neighbour
+    "nearest",  # similarity of the nearest neighbour
+    "rank",  # place among the K neighbours, 0 to 1
+    "trust",  # share of the neighbour's own neighbours that carry its label
+    "label_share",  # share of the neighbour's label among the K labels
+    "histogram_share",  # share of the neighbour's label among the K neighbour histograms
+    "prototype",  # prototype posterior of the neighbour's label
+    "noise",  # mean trust of the whole bank: how wrong the labels are
+)
+
+# What tables and figures call a method whose key in saved tables leaves something out.
+METHOD_NAMES = {"distance": "distance (squared, τ = 1)"}
+
+# Data sets the quickstart knows by name; benchmarks.peers loads them.
+QUICKSTART_DATA = (
+    "digits",
+    "iris",
+    "wine",
+    "breast cancer",
+    "wine quality red",
+    "wine quality white",
+    "adult",
+    "MNIST, 64 axes",
+    "CIFAR-10 pixels, 64 axes",
+)
+
+
+# ---- Typed settings: a value from YAML becomes the declared type, inside the declared range.
+#
+# Only harmless conversions are made (an integer for a number, a list for a tuple).
+
+
+class ConfigError(ValueError):
+    """A parameter that cannot be used, with the reason."""
+
+
+def option(
+    default: Any,
+    *,
+    low: int | float | None = None,
+    high: int | float | None = None,
+    open_low: bool = False,
+):
+    """Declare a setting with its default and, for numbers, its closed range."""
+    return field(default=default, metadata={"low": low, "high": high, "open_low": open_low})
+
+
+def checked_value(entry: Any, hint: Any, value: Any) -> Any:
+    """Return ``value`` in the declared type, inside the declared range."""
+    converted = _converted(entry.name, hint, value)
+    low, high = entry.metadata["low"], entry.metadata["high"]
+    numbers = converted if isinstance(converted, tuple) else (converted,)
+    for number in numbers:
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            try:
+                check_range(
+                    entry.name,
+                    number,
+                    low=-float("inf") if low is None else low,
+                    high=float("inf") if high is None else high,
+                    low_open=entry.metadata["open_low"],
+                )
+            except ValueError as error:
+                raise ConfigError(str(error)) from None
+    return converted
+
+
+def _converted(name: str, hint: Any, value: Any) -> Any:
+    """Return ``value`` as ``hint`` asks, or refuse; only harmless conversions are made."""
+    origin = typing.get_origin(hint)
+    if origin is Literal:
+        try:
+            return check_one_of(name, value, typing.get_args(hint))
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
+    if origin in (types.UnionType, typing.Union):
+        return _converted_to_any(name, typing.get_args(hint), value)
+    if origin is tuple:
+        return _converted_tuple(name, typing.get_args(hint)[0], value)
+    if hint is float and isinstance(value, str):
+        # YAML 1.1 reads 2e-4 as a string: it wants a dot in the mantissa.
+        value = _number_or_same(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+        return value
+    raise ConfigError(
+        f"{name} must be {_spoken(hint)}, got {name}={value!r} ({type(value).__name__})"
+    )
+
+
+def _converted_to_any(name: str, hints: tuple[Any, ...], value: Any) -> Any:
+    for hint in hints:
+        try:
+            return value if hint is type(None) and value is None else _converted(name, hint, value)
+        except ConfigError:
+            continue
+    spoken = " or ".join(_spoken(hint) for hint in hints)
+    raise ConfigError(f"{name} must be {spoken}, got {name}={value!r} ({type(value).__name__})")
+
+
+def _converted_tuple(name: str, inner: Any, value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} must be a list, got {name}={value!r} ({type(value).__name__})")
+    return tuple(_converted(name, inner, item) for item in value)
+
+
+def _number_or_same(text: str) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _spoken(hint: Any) -> str:
+    if hint is type(None):
+        return "null"
+    if typing.get_origin(hint) is Literal:
+        return " or ".join(repr(choice) for choice in typing.get_args(hint))
+    if typing.get_origin(hint) is tuple:
+        return f"a list of {_spoken(typing.get_args(hint)[0])}"
+    if typing.get_origin(hint) is tuple:
+        return "a list"
+    names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, str(hint))
+
 
 WITH_WEIGHTS = ("resnet18", "resnet50", "timm:")  # backbones that others have trained already
 WIDE_AS_ASKED = ("mlp", "mlp-periodic", "pca")  # backbones of width embed_dim, without a projection
@@ -300,3 +449,68 @@ def _check_parts(attention: AttentionConfig) -> None:
             "self_attention must go with qk, prototype_score or value_path, which read what it "
             "writes, got self_attention=True"
         )
+
+
+# ---- Study settings: the parameters that notebooks share, each with its rule.
+#
+# A notebook's own parameters cell gives the defaults; these rules refuse what cannot work before
+# anything is executed. A parameter that is not listed here is only held to the type of its default.
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """What study notebooks may be asked for."""
+
+    k_eval: int = option(50, low=1)
+    k_baseline: int = option(16, low=1)
+    k_ensemble: tuple[int, ...] = option((5, 10, 20), low=1)
+    ks: tuple[int, ...] = option((1, 3, 5, 10, 20, 50, 100), low=1)
+    tta_views: int = option(5, low=0)
+    tta_kind: Literal["v5", "narrative", "shifts"] = option("v5")
+    rates: tuple[float, ...] = option((0.0, 0.2, 0.4), low=0, high=1)
+    kinds: tuple[Literal["symmetric", "asymmetric"], ...] = option(("symmetric", "asymmetric"))
+    held_out: tuple[Literal["clean", "noisy"], ...] = option(("clean", "noisy"))
+    ratios: tuple[float, ...] = option((1.0, 0.1, 0.01), low=0, high=1, open_low=True)
+    held_out_rows: tuple[Literal["balanced", "long-tailed", "reweighted"], ...] = option(
+        ("balanced", "long-tailed", "reweighted")
+    )
+    timing_sizes: tuple[int, ...] = option((1_000, 3_000, 10_000, 30_000, 100_000), low=100)
+    timing_queries: int = option(1_000, low=1)
+    timing_repeats: int = option(7, low=1)
+    temperatures: tuple[float, ...] = option((1.0, 0.1, 0.02), low=0, open_low=True)
+    truncation_ks: tuple[int, ...] = option((1, 10, 100), low=1)
+    truncation_queries: int = option(500, low=2)
+    memory_shares: tuple[float, ...] = option((0.1, 1.0), low=0, high=1, open_low=True)
+    root_queries: int = option(2000, low=2)
+    gumbel_samples: int = option(4000, low=100)
+    errata_epochs: int = option(15, low=1)
+    errata_queries: int = option(2000, low=20)
+    n_halves: int = option(200, low=2)
+    ablation_epochs: int = option(10, low=1)
+    ablation_repeats: int = option(1, low=1)
+    keep_shares: tuple[float, ...] = option((1.0, 0.6, 0.3), low=0, high=1)
+    sparse_weights: tuple[float, ...] = option((1e-3, 1e-4, 1e-5), low=0)
+    afmp_seeds: tuple[int, ...] = option((0, 1), low=0)
+    afmp_rows: int = option(0, low=0)
+    afmp_epochs: int = option(3, low=1)
+    afmp_batch: int = option(128, low=1)
+    afmp_layers: int = option(4, low=1)
+    afmp_width: int = option(128, low=1)
+    afmp_patch: int = option(8, low=1)
+    afmp_workers: int = option(1, low=1)
+    noise: float = option(0.1, low=0, high=1)
+    coverage: float = option(0.9, low=0, high=0.999, open_low=True)
+    max_risk: float = option(0.01, low=0, high=1)
+
+
+def check_study_value(name: str, value: Any) -> Any:
+    """Return ``value`` if it is possible for the study parameter ``name``, or refuse it."""
+    entry = next((entry for entry in fields(StudyConfig) if entry.name == name), None)
+    if entry is None:
+        return value
+    checked = checked_value(entry, typing.get_type_hints(StudyConfig)[name], value)
+    if checked == ():
+        raise ConfigError(f"{name} must hold at least one value, got {name}=[]")
+    if isinstance(checked, tuple) and len(set(checked)) < len(checked):
+        raise ConfigError(f"{name} must hold different values, got {name}={value!r}")
+    return list(checked) if isinstance(checked, tuple) else checked

@@ -3,15 +3,22 @@
 A crash between the first and the last byte must never leave something that looks like a result.
 """
 
+import dataclasses
 import hashlib
 import json
+import math
 import os
+import pickle
+import platform
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from filelock import FileLock, Timeout
 
 
@@ -103,3 +110,197 @@ def _umask() -> int:
     current = os.umask(0)
     os.umask(current)
     return current
+
+
+# ---- Provenance: what a number came from, kept beside it in ``report.json``.
+#
+# A report holds config, seed, metrics, seconds, hardware, versions and commit.
+
+REPORT_NAME = "report.json"
+PACKAGES = (
+    "attnknn",
+    "torch",
+    "torchvision",
+    "timm",
+    "faiss-cpu",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "pandas",
+    "matplotlib",
+)
+
+
+def save_report(
+    folder: Path,
+    *,
+    config: Any,
+    seed: int | None,
+    metrics: Mapping[str, Any],
+    seconds: float | Mapping[str, float],
+    overwrite: bool = False,
+    origin: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Path:
+    """Write ``report.json``, atomically, and return its path.
+
+    JSON knows no infinity and no NaN: such numbers are stored as null and named, with their value,
+    under ``not_finite``; ``read_report`` puts them back.
+
+    Args:
+        folder: Folder of the run.
+        config: Mapping or dataclass.
+        seed: Seed of the run.
+        metrics: Measures by name, also nested.
+        seconds: Time taken, in all or by stage.
+        overwrite: Replace a report that is already there instead of refusing.
+        origin: What ``provenance`` returned when the work began; taken now when None. Code on disk
+            may change while a long process runs.
+        more: Further entries.
+    """
+    path = Path(folder) / REPORT_NAME
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: a finished run is not overwritten")
+    report = {"config": config, "seed": seed, "metrics": metrics, "seconds": seconds}
+    lost: dict[str, str] = {}
+    content = _json_ready(
+        {**report, **more, **(provenance() if origin is None else origin)}, "", lost
+    )
+    return write_json(path, {**content, "not_finite": lost} if lost else content)
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's ``report.json``, infinities and NaN restored."""
+    report = read_json(Path(folder) / REPORT_NAME)
+    for place, value in report.pop("not_finite", {}).items():
+        *parents, last = (part.replace("~1", "/").replace("~0", "~") for part in place.split("/"))
+        holder = report
+        for key in parents:
+            holder = holder[int(key) if isinstance(holder, list) else key]
+        holder[int(last) if isinstance(holder, list) else last] = float(value)
+    return report
+
+
+def provenance() -> dict[str, Any]:
+    """Return hardware, versions and commit of this process."""
+    return {"hardware": hardware(), "versions": versions(), "commit": commit()}
+
+
+def hardware() -> dict[str, Any]:
+    """Return CPU model, cores usable by this process, memory in GB, and GPU (None without)."""
+    import torch
+
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu": _cpu_model(),
+        "cores": usable,
+        "memory_gb": _memory_gb(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "system": platform.platform(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of the packages that decide the numbers."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit(folder: Path | None = None) -> str:
+    """Return the commit of the code: its hash, with ``-dirty`` after local changes.
+
+    ``unknown`` where the code is not in a git checkout of its own, for instance when installed
+    into the environment of another project.
+
+    Args:
+        folder: Folder whose code is meant; this package by default.
+    """
+    folder = Path(folder or Path(__file__).parent)
+    if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return "unknown"
+    found = _git(folder, "rev-parse", "HEAD")
+    if not found:
+        return "unknown"
+    return f"{found}-dirty" if _git(folder, "status", "--porcelain", "--", ".") else found
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    # Optional locks off: asking must never disturb a git command of the user.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
+
+
+def _cpu_model() -> str:
+    known = Path("/proc/cpuinfo")
+    lines = known.read_text(encoding="utf-8").splitlines() if known.is_file() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.processor() or platform.machine()
+
+
+def _memory_gb() -> float | None:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return None
+    return round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 1e9, 1)
+
+
+def _json_ready(value: Any, place: str, lost: dict[str, str]) -> Any:
+    """Return ``value`` in types JSON knows; non-finite numbers go to ``lost`` by their place."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        inside = {str(key): part for key, part in value.items()}
+        return {key: _json_ready(part, _join(place, key), lost) for key, part in inside.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(part, _join(place, i), lost) for i, part in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        lost[place] = str(value)
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise TypeError(f"{place} must be storable as JSON, got {type(value).__name__}")
+
+
+def _join(place: str, key: object) -> str:
+    """Return a place as a JSON pointer: a slash inside a key is written ``~1``."""
+    escaped = str(key).replace("~", "~0").replace("/", "~1")
+    return f"{place}/{escaped}" if place else escaped
+
+
+# ---- Checkpoints: the full state of a training in one file that cannot run code when it is read.
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read."""
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> Path:
+    """Write tensors, numbers, text and containers of them, atomically."""
+    import torch  # slow to import, and few who come here need it
+
+    return write_atomic(path, lambda handle: torch.save(state, handle))
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what ``save_checkpoint`` wrote; anything but plain data is refused."""
+    try:
+        import torch
+
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        raise CheckpointError(
+            f"{path} must be a checkpoint of this program; delete it to train from the start "
+            f"({error})"
+        ) from error

@@ -17,20 +17,22 @@ from typing import Any
 
 import pandas as pd
 
-from attnknn import report
-from attnknn.afmp import AFMP_TINY, AFMPConfig
-from attnknn.afmptrain import Recipe
-from attnknn.compare import verdict_sentence
-from attnknn.files import write_json
-from attnknn.studies.afmp import Ablation, comparison_table, run_ablation
-from attnknn.studies.afmp_settings import (
+from attnknn.afmp.graph import AFMP_TINY, AFMPConfig
+from attnknn.evaluate.compare import verdict_sentence
+from attnknn.figures import tables as report
+from attnknn.files import provenance, write_json
+from attnknn.studies.afmp import (
     DENSE,
     TOP_DOWN,
     WIDER,
+    Ablation,
     ablation_settings,
+    comparison_table,
     keep_name,
+    run_ablation,
+    training_words,
 )
-from attnknn.studies.afmp_verdict import training_words
+from attnknn.studies.afmp_train import Recipe
 
 SILENT = keep_name(0)
 TRAINED = (DENSE, keep_name(AFMP_TINY.keep_share), SILENT, TOP_DOWN, WIDER)
@@ -62,7 +64,7 @@ def summary(ablation: Ablation, words: Sequence[str]) -> dict[str, Any]:
         "parameters": {name: runs[0].report["parameters"] for name, runs in ablation.runs.items()},
         "verdicts": [verdict_sentence(row) for row in told],
         "training": training_words(ablation.history()),
-        **report.provenance(),
+        **provenance(),
     }
 
 

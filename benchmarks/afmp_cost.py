@@ -17,7 +17,7 @@ def measure(sizes: Sizes) -> list[Ratio | Missing]:
     try:
         import timm  # noqa: F401
 
-        import attnknn.afmp  # noqa: F401
+        import attnknn.afmp.model  # noqa: F401
         from benchmarks.afmp_scaling import MODELS, build, training_pass
     except ImportError as error:
         return [Missing(NAME, TITLE, f"cannot be imported: {error}")]

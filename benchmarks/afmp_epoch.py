@@ -19,12 +19,12 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from attnknn import report
-from attnknn.afmp import AFMP_TINY
-from attnknn.afmptrain import Recipe, Setting, Training
-from attnknn.data import Splits, load_splits
-from attnknn.files import write_json
-from attnknn.studies.afmp_settings import DEIT, DENSE, TOP_DOWN, ablation_settings, keep_name
+from attnknn.afmp.graph import AFMP_TINY
+from attnknn.data.splits import Splits, load_splits
+from attnknn.figures import tables as report
+from attnknn.files import provenance, write_json
+from attnknn.studies.afmp import DEIT, DENSE, TOP_DOWN, ablation_settings, keep_name
+from attnknn.studies.afmp_train import Recipe, Setting, Training
 
 REFERENCE = keep_name(AFMP_TINY.keep_share)
 TIMED = (REFERENCE, DENSE, TOP_DOWN, DEIT)
@@ -62,7 +62,7 @@ def summary(table: pd.DataFrame, options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "threads": torch.get_num_threads(),
         "seconds": medians.to_dict(),
-        **report.provenance(),
+        **provenance(),
     }
 
 

@@ -47,8 +47,9 @@ MODELS: dict[str, tuple[bool, float] | None] = {
 
 def build(name: str, side: int) -> Any:
     """Return an untrained model for 100 classes."""
-    from attnknn.afmp import AFMP, AFMP_SMALL
-    from attnknn.linear import with_fast_linear
+    from attnknn.afmp.graph import AFMP_SMALL
+    from attnknn.afmp.model import AFMP
+    from attnknn.core.kernels import with_fast_linear
 
     if MODELS[name] is None:
         import timm
@@ -74,7 +75,7 @@ def peak_mb(device: str) -> float:
         import torch
 
         return torch.cuda.max_memory_allocated() / 1e6
-    from attnknn.studies.afmp_memory import own_peak_mb
+    from attnknn.studies.afmp_costs import own_peak_mb
 
     return own_peak_mb()
 
@@ -125,7 +126,7 @@ def work(pipe: Connection, name: str, side: int, options: argparse.Namespace) ->
     import timm  # noqa: F401  (all imports before the first look at the memory)
     import torch
 
-    import attnknn.afmp  # noqa: F401
+    import attnknn.afmp.model  # noqa: F401
 
     batch, device = options.batch, options.device
     torch.set_num_threads(options.threads)
@@ -239,15 +240,16 @@ def ratios(table: pd.DataFrame, column: str = "seconds") -> dict[str, dict[str, 
 
 def save(table: pd.DataFrame, options: argparse.Namespace) -> dict[str, Any]:
     """Write table, summary and figure; return the summary."""
-    from attnknn import plot, report
-    from attnknn.files import write_json
+    from attnknn import figures as plot
+    from attnknn.figures import tables as report
+    from attnknn.files import provenance, write_json
 
     summary = {
         "command": "python benchmarks/afmp_scaling.py " + " ".join(sys.argv[1:]),
         "options": {k: v for k, v in vars(options).items() if k != "out"},
         "exponents": exponents(table, options.clock),
         "time_over_deit": ratios(table, options.clock),
-        **report.provenance(),
+        **provenance(),
     }
     if options.out is not None:
         report.save_table(table, options.out, "scaling", caption="Forward + backward.")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
 from benchmarks.sizes import Sizes, clustered_rows
 from benchmarks.timing import Missing, Ratio, divided, interleaved
 

@@ -52,7 +52,7 @@ def main() -> None:
     """Search whenever asked."""
     import faiss
 
-    from attnknn.blas import running_core_type
+    from attnknn.core.kernels import running_core_type
     from benchmarks.sizes import random_rows
 
     n_rows, dim, n_queries = map(int, sys.argv[1:])

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from attnknn.attention import NeighbourAttention
-from attnknn.augment import tta_views
-from attnknn.classify import Attention, Method, Uniform, predict, predict_views
 from attnknn.config import AttentionConfig
-from attnknn.embed import embed
-from attnknn.memory import MemoryBank
-from attnknn.neighbours import Neighbours
+from attnknn.core.attention import NeighbourAttention
+from attnknn.core.bank import MemoryBank
+from attnknn.core.neighbours import Neighbours
+from attnknn.core.vote import Attention, Method, Uniform, predict, predict_views
+from attnknn.data.change import tta_views
+from attnknn.embed.rows import embed
 from benchmarks.images import fast_embedder, random_images
 from benchmarks.sizes import Sizes, clustered_rows, random_rows
 from benchmarks.timing import Missing, Ratio, divided, interleaved
@@ -81,7 +81,7 @@ def measure_estimator(sizes: Sizes) -> list[Ratio | Missing]:
     """Return our scikit-learn style classifier against scikit-learn's."""
     name, title = "estimator_over_sklearn", "AttnKNNClassifier.predict_proba over scikit-learn's"
     try:
-        from attnknn.estimator import AttnKNNClassifier
+        from attnknn.estimator.classifier import AttnKNNClassifier
     except ImportError as error:
         return [Missing(name, title, f"attnknn.estimator cannot be imported: {error}")]
     rows = clustered_rows(sizes.estimator_rows, sizes.dim, 0, n_clusters=50)

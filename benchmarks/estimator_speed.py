@@ -14,8 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnknn.files import write_json
-from attnknn.provenance import provenance
+from attnknn.files import provenance, write_json
 from benchmarks.estimator_memory import (
     METHODS,
     N_CLASSES,

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from attnknn.blas import AVX512, cpu_flags, running_core_type
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
+from attnknn.core.kernels import AVX512, cpu_flags, running_core_type
 from benchmarks.bare_faiss import BareFaiss
 from benchmarks.sizes import Sizes, random_rows
 from benchmarks.timing import Action, Ratio, divided, interleaved

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from attnknn.config import AttentionConfig, FittingConfig
-from attnknn.files import write_json
-from attnknn.fit import fit_on_neighbours
-from attnknn.memory import MemoryBank
-from attnknn.provenance import provenance
+from attnknn.core.bank import MemoryBank
+from attnknn.core.fit import fit_on_neighbours
+from attnknn.files import provenance, write_json
 from benchmarks.environment import set_aside
 from benchmarks.sizes import clustered_rows, clusters_of
 from benchmarks.timing import Action, interleaved

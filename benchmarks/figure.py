@@ -7,9 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from attnknn import plot
-from attnknn.plot.style import ALARM, FAINT, GRID, INK
-from attnknn.report import save_figure
+from attnknn import figures as plot
+from attnknn.figures.style import ALARM, FAINT, GRID, INK
+from attnknn.figures.tables import save_figure
 
 GOOD = "#0072B2"
 CURVES = {"hnsw": ("#0072B2", "o"), "ivfpq": ("#E69F00", "D")}

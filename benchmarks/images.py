@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from attnknn.backbones import Embedder, build_embedder
 from attnknn.config import RunConfig
-from attnknn.data import Split, Splits
+from attnknn.data.splits import Split, Splits
+from attnknn.embed.networks import Embedder, build_embedder
 
 
 def random_images(n_train: int, n_test: int) -> Splits:

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from attnknn.files import read_json, write_json
-from attnknn.index import build_index
-from attnknn.provenance import provenance
-from attnknn.rowbank import RowBank
+from attnknn.core.bank import RowBank
+from attnknn.core.index import build_index
+from attnknn.files import provenance, read_json, write_json
 from benchmarks.environment import set_aside
 from benchmarks.sizes import clustered_rows, clusters_of
 

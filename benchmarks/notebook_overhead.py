@@ -30,7 +30,7 @@ def measure(sizes: Sizes) -> list[Ratio]:
     """Return the time of papermill + PDF over that of the bare kernel."""
     import papermill
 
-    from attnknn.pdf import notebook_to_pdf
+    from attnknn.paper.pdf import notebook_to_pdf
 
     with tempfile.TemporaryDirectory(prefix="attnknn-bench-") as folder:
         source, done = small_notebook(Path(folder) / "source.ipynb"), Path(folder) / "done.ipynb"

@@ -4,8 +4,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from attnknn.core import index as choose
 from attnknn.files import read_json, write_text
-from attnknn.index import choose
 from benchmarks import exponents, million
 from benchmarks.plan import (
     CLASSES,

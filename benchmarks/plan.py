@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
 
 ROWS = (10**6, 10**7, 10**8)
 CLASSES = 100  # assumed: the label shares around every row are a table of rows x classes

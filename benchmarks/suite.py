@@ -6,8 +6,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from attnknn.files import write_json
-from attnknn.provenance import provenance
+from attnknn.files import provenance, write_json
 from benchmarks import (
     afmp_cost,
     approximate_search,

@@ -6,10 +6,10 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnknn.config import AttentionConfig, FittingConfig, RunConfig
-from attnknn.embed import to_batch
-from attnknn.fit import fit_on_neighbours
-from attnknn.memory import MemoryBank
-from attnknn.stage1 import Stage1
+from attnknn.core.bank import MemoryBank
+from attnknn.core.fit import fit_on_neighbours
+from attnknn.embed.loop import Stage1
+from attnknn.embed.rows import to_batch
 from benchmarks.exact_search import roof
 from benchmarks.images import random_images
 from benchmarks.sizes import Sizes, clustered_rows

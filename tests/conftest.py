@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
 
 N, B, D, C, K = 101, 29, 6, 5, 11
 

@@ -9,10 +9,10 @@ import torch
 from tiny import JOINT, SMALL, config
 from torch import nn
 
-import attnknn.backbones.fast as fast
-from attnknn.data import load_splits
-from attnknn.parallel import Group, joined
-from attnknn.stage1 import Stage1
+from attnknn.data.splits import load_splits
+from attnknn.embed import networks as fast
+from attnknn.embed.loop import Stage1
+from attnknn.embed.parallel import Group, joined
 
 # 49 rows a batch: shares of 24 and 25. A mixed batch has partners across the shares.
 COMMON = {"dataset": "digits", "batch_size": 49, "augment": ["crop"], "crop_pad": 1}

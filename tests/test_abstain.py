@@ -5,7 +5,7 @@ import pytest
 from scipy.special import softmax
 from test_calibrate import synthetic
 
-from attnknn import abstain
+from attnknn.evaluate import calibrate as abstain
 
 
 def test_conformal_threshold_by_hand():

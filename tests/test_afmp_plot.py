@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 import torch
 
-from attnknn import plot
-from attnknn.afmp import grid_scaffold
-from attnknn.linear import Linear
-from attnknn.studies import afmp_memory
+from attnknn import figures as plot
+from attnknn.afmp.graph import grid_scaffold
+from attnknn.core.kernels import Linear
+from attnknn.studies import afmp_costs as afmp_memory
 
 mpl.use("Agg")
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"

@@ -14,9 +14,26 @@ import pytest
 import torch
 from tiny import tiny_splits
 
-from attnknn import afmptrain, plot
-from attnknn.afmp import AFMPConfig
-from attnknn.afmptrain import (
+from attnknn import figures as plot
+from attnknn.afmp.graph import AFMPConfig
+from attnknn.config import EmbedderConfig
+from attnknn.data.splits import Split
+from attnknn.embed.networks import build_embedder
+from attnknn.paper.folder import RunFolder, Task
+from attnknn.paper.notebooks import find_notebooks
+from attnknn.studies import afmp as afmp_gates
+from attnknn.studies import afmp as afmp_published
+from attnknn.studies import afmp as afmp_saved
+from attnknn.studies import afmp as afmp_settings
+from attnknn.studies import afmp as afmp_verdict
+from attnknn.studies import afmp as study
+from attnknn.studies import afmp_costs as afmp_memory
+from attnknn.studies import afmp_costs as afmp_scaling
+from attnknn.studies import afmp_knn
+from attnknn.studies import afmp_train as afmptrain
+from attnknn.studies import afmp_train as folder_module
+from attnknn.studies import afmp_train as loop_module
+from attnknn.studies.afmp_train import (
     AblationRun,
     Recipe,
     Setting,
@@ -24,24 +41,6 @@ from attnknn.afmptrain import (
     build_classifier,
     run_path,
     train_setting,
-)
-from attnknn.afmptrain import folder as folder_module
-from attnknn.afmptrain import loop as loop_module
-from attnknn.backbones import build_embedder
-from attnknn.config import EmbedderConfig
-from attnknn.data import Split
-from attnknn.pipeline.notebooks import find_notebooks
-from attnknn.pipeline.state import RunFolder, Task
-from attnknn.studies import afmp as study
-from attnknn.studies import (
-    afmp_gates,
-    afmp_knn,
-    afmp_memory,
-    afmp_published,
-    afmp_saved,
-    afmp_scaling,
-    afmp_settings,
-    afmp_verdict,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -273,9 +272,9 @@ def test_the_transformer_reads_the_same_images():
 def test_without_messages_every_gate_is_closed():
     splits = tiny_splits()
     model = build_classifier(Setting("a", replace(MODEL, keep_share=0.0)), splits, seed=0)
-    for layer in afmptrain.predict.gate_facts(model, splits.val):
+    for layer in afmptrain.gate_facts(model, splits.val):
         assert (layer["kept"], layer["closed"]) == (0, 1) and np.isnan(layer["mean"])
-    assert not afmptrain.predict.middle_gates(model, splits.val).any()
+    assert not afmptrain.middle_gates(model, splits.val).any()
 
 
 @pytest.mark.parametrize(("kind", "batches"), [("published", [128, 128, 44]), ("afmp", [300])])

@@ -7,9 +7,11 @@ import pandas as pd
 import pytest
 from test_afmp_train import made_up_ablation
 
-from attnknn.afmp import grid_scaffold
+from attnknn.afmp.graph import grid_scaffold
+from attnknn.studies import afmp as afmp_gates
+from attnknn.studies import afmp as afmp_published
+from attnknn.studies import afmp as afmp_verdict
 from attnknn.studies import afmp as study
-from attnknn.studies import afmp_gates, afmp_published, afmp_verdict
 
 SHARES = {"dense": (0.6, 0.6), "keep 0.3": (0.9, 0.5)}
 PUBLISHED_PAIR = "published, in which one image of a batch exchanges messages, "

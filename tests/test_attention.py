@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn import attention as module
-from attnknn.attention import (
+from attnknn.config import AttentionConfig, ConfigError
+from attnknn.core import attention as module
+from attnknn.core.attention import (
     SUPPORT_FLOOR,
     NeighbourAttention,
     attention_probs,
     vote,
     with_floor,
 )
-from attnknn.config import AttentionConfig, ConfigError
-from attnknn.losses import soft_targets, vote_loss
-from attnknn.neighbours import Neighbours
+from attnknn.core.neighbours import Neighbours
+from attnknn.embed.objectives import soft_targets, vote_loss
 
 PUBLISHED = AttentionConfig(
     heads=4,

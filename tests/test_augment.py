@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnknn.augment import (
+from attnknn.data.change import (
     alternating_flips,
     augment_batch,
     colour_jitter,

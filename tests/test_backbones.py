@@ -8,19 +8,19 @@ import torch
 from sklearn.decomposition import PCA
 from torch import nn
 
-from attnknn.backbones import (
+from attnknn.config import BACKBONE_NAMES, EmbedderConfig
+from attnknn.data.splits import Split, Splits
+from attnknn.embed.networks import (
     BACKBONES,
-    PretrainedUnavailableError,
+    FastNet,
+    PeriodicNumbers,
+    PrincipalAxes,
     build_embedder,
     build_head,
     build_projection,
+    whitening_filters,
 )
-from attnknn.backbones.fast import FastNet, whitening_filters
-from attnknn.backbones.pca import PrincipalAxes
-from attnknn.backbones.tabular import PeriodicNumbers
-from attnknn.choices import BACKBONE_NAMES
-from attnknn.config import EmbedderConfig
-from attnknn.data import Split, Splits
+from attnknn.embed.pretrained import PretrainedUnavailableError
 
 B, N, F = 5, 13, 7
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnknn import bankfile
-from attnknn.bankfile import load_arrays, mapped_copy, save_tensors, unit_rows
+from attnknn.core import bank as bankfile
+from attnknn.core.bank import load_arrays, mapped_copy, save_tensors, unit_rows
 
 
 @pytest.fixture(autouse=True)

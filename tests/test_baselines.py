@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from attnknn import baselines
-from attnknn.baselines import (
+from attnknn.core import tune as baselines
+from attnknn.core.tune import (
     ADAPTIVE_THRESHOLDS,
     BASELINES,
     DISTANCE_TEMPERATURES,
@@ -16,8 +16,8 @@ from attnknn.baselines import (
     fit_baseline,
     fit_method,
 )
-from attnknn.classify import AdaptiveK, Distance, Prototypes, Uniform, predict
-from attnknn.measure import negative_log_likelihood
+from attnknn.core.vote import AdaptiveK, Distance, Prototypes, Uniform, predict
+from attnknn.evaluate.measure import negative_log_likelihood
 
 
 @pytest.fixture

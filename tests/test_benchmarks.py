@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are run from there
 
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
 from benchmarks import afmp_cost, plan
 from benchmarks.__main__ import main
 from benchmarks.approximate_search import row_of
@@ -244,7 +244,7 @@ def test_every_group_is_known_by_name():
 
 
 def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
-    monkeypatch.setitem(sys.modules, "attnknn.afmp", None)
+    monkeypatch.setitem(sys.modules, "attnknn.afmp.model", None)
     [row] = afmp_cost.measure(QUICK)
     assert isinstance(row, Missing)
     assert "cannot be imported" in row.reason

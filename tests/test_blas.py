@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from attnknn import blas
+from attnknn.core import kernels as blas
 
 
 @pytest.mark.parametrize(
@@ -64,17 +64,19 @@ def test_a_setting_of_the_users_own_is_never_changed(unset, monkeypatch):
     assert blas.choose_core_type() == "PRESCOTT"
 
 
-def test_the_index_module_sets_it_first():
+def test_the_kernels_are_chosen_before_faiss_loads():
     code = (
-        "import os, sys, attnknn.blas as blas\n"
-        "blas.cpu_flags = lambda: blas.AVX2\n"
-        "assert 'faiss' not in sys.modules\n"
-        "import attnknn.index\n"
-        "print(os.environ[blas.VARIABLE])"
+        "import os, sys\n"
+        "class Watch:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'faiss':\n"
+        "            print(os.environ.get('OPENBLAS_CORETYPE'))\n"
+        "sys.meta_path.insert(0, Watch())\n"
+        "import attnknn.core.index"
     )
     clean = {name: value for name, value in os.environ.items() if name != blas.VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
-    assert done.stdout == "HASWELL\n", done.stderr
+    assert done.stdout == f"{blas.core_type(blas.cpu_flags())}\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def in_a_process(code: str, **environment: str) -> str:
 
 
 def test_the_kernels_of_a_loaded_faiss_are_read_from_the_library():
-    code = "import faiss, attnknn.blas as blas; print(blas.running_core_type())"
+    code = "import faiss, attnknn.core.kernels as blas; print(blas.running_core_type())"
     name = in_a_process(code, OPENBLAS_CORETYPE="NEHALEM").strip()
     assert name in ("Nehalem", "None")  # None where faiss comes with another BLAS
 
@@ -127,9 +129,9 @@ def test_a_faiss_imported_first_with_old_kernels_still_searches_right():
     # The variable chooses the kernels while faiss loads; then it goes, as if it had never been.
     code = (
         "import os, faiss; del os.environ['OPENBLAS_CORETYPE']\n"
-        "import warnings, numpy as np, attnknn.blas as blas\n"
+        "import warnings, numpy as np, attnknn.core.kernels as blas\n"
         "blas.cpu_flags = lambda: blas.AVX2\n"
-        "from attnknn.index import build_index\n"
+        "from attnknn.core.index import build_index\n"
         "rows = np.eye(7, dtype=np.float32)\n"
         "with warnings.catch_warnings(record=True) as said:\n"
         "    warnings.simplefilter('always')\n"

@@ -3,15 +3,10 @@
 import pandas as pd
 import pytest
 
-from attnknn.report import showcase
-from attnknn.studies import claims, judging
-from attnknn.studies.judging import (
-    CONFIRMED,
-    NOT_DECIDED,
-    NOT_MEASURED,
-    PARTLY,
-    REFUTED,
-)
+from attnknn.studies import claims
+from attnknn.studies import claims as judging
+from attnknn.studies.claims import CONFIRMED, NOT_DECIDED, NOT_MEASURED, PARTLY, REFUTED
+from scripts import readme as showcase
 
 
 def save_comparison(folder):

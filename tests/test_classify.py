@@ -7,9 +7,9 @@ import pytest
 import torch
 from sklearn.neighbors import KNeighborsClassifier
 
-from attnknn.attention import SUPPORT_FLOOR, NeighbourAttention
-from attnknn.calibrate import Calibration
-from attnknn.classify import (
+from attnknn.config import AttentionConfig
+from attnknn.core.attention import SUPPORT_FLOOR, NeighbourAttention
+from attnknn.core.vote import (
     AdaptiveK,
     Attention,
     Distance,
@@ -21,8 +21,8 @@ from attnknn.classify import (
     predict,
     predict_views,
 )
-from attnknn.config import AttentionConfig
-from attnknn.measure import negative_log_likelihood
+from attnknn.evaluate.calibrate import Calibration
+from attnknn.evaluate.measure import negative_log_likelihood
 
 K = 11
 

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from toy_project import cell, make_project, write_notebook
 
-import attnknn.pipeline
-from attnknn import sources
+import attnknn.paper.execute
 from attnknn.cli import main, parse_seeds
 from attnknn.config import ConfigError
+from attnknn.data import download as sources
 
 
 @pytest.fixture
@@ -97,13 +97,13 @@ def test_trouble_of_the_machine_gets_one_line(project, capsys, monkeypatch, erro
     def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(attnknn.pipeline, "run_pipeline", fail)
+    monkeypatch.setattr(attnknn.paper.execute, "run_pipeline", fail)
     assert main(["run"]) == (130 if isinstance(error, KeyboardInterrupt) else 2)
     assert complaint in told(capsys)
 
 
 def test_a_defect_of_ours_keeps_its_traceback(project, monkeypatch):
-    monkeypatch.setattr(attnknn.pipeline, "run_pipeline", lambda *_, **__: {}["absent"])
+    monkeypatch.setattr(attnknn.paper.execute, "run_pipeline", lambda *_, **__: {}["absent"])
     with pytest.raises(KeyError):
         main(["run"])
 

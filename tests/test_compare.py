@@ -8,8 +8,8 @@ import pytest
 from scipy import stats
 from scipy.special import softmax
 
-from attnknn import compare, measure
-from attnknn.resample import RESAMPLED_METRICS, resample_metrics
+from attnknn.evaluate import compare, measure
+from attnknn.evaluate.compare import RESAMPLED_METRICS, resample_metrics
 
 N, C = 307, 5
 

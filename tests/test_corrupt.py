@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnknn.corrupt import flip_ambiguous_labels, flip_labels, long_tail_rows
+from attnknn.data.change import flip_ambiguous_labels, flip_labels, long_tail_rows
 
 
 @pytest.mark.parametrize("kind", ["symmetric", "asymmetric"])

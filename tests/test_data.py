@@ -7,9 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnknn import readers, sources
-from attnknn.data import Split, UnknownDatasetError, load_splits
-from attnknn.rows import TEST, TRAIN, Rows
+from attnknn.data import download as sources
+from attnknn.data import known as readers
+from attnknn.data.rows import TEST, TRAIN, Rows
+from attnknn.data.splits import Split, UnknownDatasetError, load_splits
 
 
 def sides_of(splits):

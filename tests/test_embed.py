@@ -7,9 +7,9 @@ from safetensors import safe_open
 from test_backbones import image_splits, table_splits
 from torch import nn
 
-from attnknn.backbones import build_embedder, build_head
 from attnknn.config import EmbedderConfig
-from attnknn.embed import EmbeddingCache, embed, embed_with_logits, embedding_key, to_batch
+from attnknn.embed.networks import build_embedder, build_head
+from attnknn.embed.rows import EmbeddingCache, embed, embed_with_logits, embedding_key, to_batch
 
 
 @pytest.fixture(params=["image", "table"])

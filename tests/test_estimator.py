@@ -16,11 +16,12 @@ import torch
 from sklearn.datasets import load_iris, make_blobs
 from sklearn.neighbors import NearestNeighbors
 
-from attnknn import AttnKNNClassifier, blas
-from attnknn.calibrate import Calibration
+from attnknn import AttnKNNClassifier
 from attnknn.config import FittingConfig
+from attnknn.core import kernels as blas
 from attnknn.estimator import base, fitting
 from attnknn.estimator.base import NEW_CLASSES
+from attnknn.evaluate.calibrate import Calibration
 
 NAMES = np.array(["setosa", "versicolor", "virginica"])
 
@@ -656,22 +657,23 @@ def test_the_package_offers_the_classifier_and_loads_it_late():
 
 def test_the_classifier_chooses_the_kernels_before_faiss_loads_and_blames_nobody():
     code = (
-        "import os, sys, warnings, numpy as np, attnknn.blas as blas\n"
-        "blas.cpu_flags = lambda: blas.AVX2\n"
+        "import os, sys, warnings, numpy as np\n"
         "class Watch:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
         "        if name == 'faiss':\n"
-        "            print(os.environ.get(blas.VARIABLE))\n"
+        "            print(os.environ.get('OPENBLAS_CORETYPE'))\n"
         "sys.meta_path.insert(0, Watch())\n"
         "warnings.filterwarnings('error', message='.*before attnknn')\n"
         "from attnknn import AttnKNNClassifier\n"
-        "from attnknn.index import build_index\n"
+        "from attnknn.core.index import build_index\n"
+        "from attnknn.core.kernels import kernel_fault\n"
         "rows = np.eye(7, dtype=np.float32)\n"
-        "print(build_index('auto', rows).search(rows, 1)[1].ravel().tolist(), blas.kernel_fault())"
+        "print(build_index('auto', rows).search(rows, 1)[1].ravel().tolist(), kernel_fault())"
     )
     clean = {name: value for name, value in os.environ.items() if name != blas.VARIABLE}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=clean)
-    assert done.stdout == "HASWELL\n[0, 1, 2, 3, 4, 5, 6] None\n", done.stdout + done.stderr
+    chosen = blas.core_type(blas.cpu_flags())
+    assert done.stdout == f"{chosen}\n[0, 1, 2, 3, 4, 5, 6] None\n", done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("one_thread", [False, True])

@@ -12,7 +12,7 @@ from sklearn.datasets import load_iris
 
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
-from attnknn.peers import load_problem
+from attnknn.studies.quickstart import load_problem
 
 NOTEBOOK = Path(__file__).parents[1] / "notebooks/00_quickstart.ipynb"
 

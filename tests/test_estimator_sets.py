@@ -7,11 +7,11 @@ import pytest
 from sklearn.datasets import make_blobs
 
 from attnknn import AttnKNNClassifier
-from attnknn.abstain import rejection_threshold
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
-from attnknn.peers import quickstart
-from attnknn.peers.problems import Problem
+from attnknn.evaluate.calibrate import rejection_threshold
+from attnknn.studies import quickstart
+from attnknn.studies.quickstart import Problem
 
 SEEDS = range(5)
 

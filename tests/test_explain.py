@@ -8,12 +8,19 @@ import torch
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from attnknn import plot
-from attnknn.attention import GATE_START, MIX_START, NeighbourAttention
-from attnknn.classify import AdaptiveK, Attention, Distance, KEnsemble, Prototypes, Uniform
+from attnknn import figures as plot
 from attnknn.config import AttentionConfig
-from attnknn.explain import explain
-from attnknn.memory import MemoryBank
+from attnknn.core.attention import GATE_START, MIX_START, NeighbourAttention
+from attnknn.core.bank import MemoryBank
+from attnknn.core.vote import (
+    AdaptiveK,
+    Attention,
+    Distance,
+    KEnsemble,
+    Prototypes,
+    Uniform,
+    explain,
+)
 
 
 @pytest.fixture

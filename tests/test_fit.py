@@ -6,22 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn import fit
-from attnknn.attention import NeighbourAttention
-from attnknn.classify import Attention, predict
 from attnknn.config import AttentionConfig, FittingConfig
-from attnknn.corrupt import flip_labels
-from attnknn.fit import fit_attention, fit_on_neighbours
-from attnknn.measure import negative_log_likelihood
-from attnknn.memory import MemoryBank
-from attnknn.noisy import (
-    corrected_nll,
-    label_transition,
-    noisy_labels,
-    noisy_views,
-    view_pool,
-)
-from attnknn.transition import transition_matrix
+from attnknn.core import fit
+from attnknn.core.attention import NeighbourAttention
+from attnknn.core.bank import MemoryBank
+from attnknn.core.fit import fit_attention, fit_on_neighbours
+from attnknn.core.noise import corrected_nll, label_transition, noisy_labels, noisy_views, view_pool
+from attnknn.core.vote import Attention, predict
+from attnknn.data.change import flip_labels
+from attnknn.evaluate.calibrate import transition_matrix
+from attnknn.evaluate.measure import negative_log_likelihood
 
 DEFAULT = AttentionConfig()
 QUICK = FittingConfig(fit_k=13, fit_epochs=7, fit_batch_size=53)
@@ -289,7 +283,7 @@ def test_a_pool_covers_the_noise_rates_evenly_and_is_bounded(make_blobs, monkeyp
     rates = [(view.labels != bank.labels).float().mean().item() for view in views]
     assert len(views) == 48
     np.testing.assert_allclose(rates, 0.4 * (np.arange(48) + 0.5) / 48, atol=0.05)
-    monkeypatch.setattr("attnknn.noisy.POOL_CELLS", 10 * len(bank) * bank.n_classes)
+    monkeypatch.setattr("attnknn.core.noise.POOL_CELLS", 10 * len(bank) * bank.n_classes)
     assert len(view_pool(bank, 0.4, torch.Generator().manual_seed(0))) == 10
 
 
@@ -451,6 +445,6 @@ def test_labels_that_do_not_match_the_queries_are_refused(held_out):
 def test_the_shift_of_prototypes_is_learned_and_held_down(held_out, monkeypatch):
     shifted = replace(DEFAULT, prototype_shift=True)
     free = fitted(held_out, attention=shifted).attention.posterior.shift.weight
-    monkeypatch.setattr("attnknn.posterior.SHIFT_PENALTY", 1.0)
+    monkeypatch.setattr("attnknn.core.attention.SHIFT_PENALTY", 1.0)
     held_down = fitted(held_out, attention=shifted).attention.posterior.shift.weight
     assert 0 < held_down.norm() < 0.3 * free.norm()

@@ -11,12 +11,12 @@ from toy_project import cell, make_project, write_notebook
 from attnknn.cli import main
 from attnknn.config import ConfigError
 from attnknn.files import read_json, write_json
-from attnknn.pipeline import Outcome, check_scheduler, cluster, make_grid, make_plan
-from attnknn.pipeline.conduct import Conductor
-from attnknn.pipeline.grid import point_name
-from attnknn.pipeline.reuse import adopt_training
-from attnknn.pipeline.state import ORIGIN_NAME, RunFolder, code_digest
-from attnknn.pipeline.summary import summarise_grid
+from attnknn.paper import dask as cluster
+from attnknn.paper.dask import Conductor, check_scheduler
+from attnknn.paper.execute import Outcome
+from attnknn.paper.folder import ORIGIN_NAME, RunFolder, adopt_training, code_digest
+from attnknn.paper.plan import make_grid, make_plan, point_name
+from attnknn.paper.summary import summarise_grid
 
 
 @pytest.fixture

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.index import approximate, auto_index, build_index, choose, exact
-from attnknn.index.exact import cosines_of_ids, search_by_matmul
-from attnknn.index.tune import recall_of, tune_index
+from attnknn.core import approximate, exact
+from attnknn.core import index as choose
+from attnknn.core.approximate import recall_of, tune_index
+from attnknn.core.exact import cosines_of_ids, search_by_matmul
+from attnknn.core.index import auto_index, build_index
 
 EXACT = ["auto", "exact", "flat_ip", "flat_l2", "matmul", "Flat"]
 CLOSE = ["hnsw", "HNSW16,Flat", "IVF1,Flat"]

@@ -4,8 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnknn.studies import judges, judges_cost, judges_stress, judging, root_n, theory_claims
-from attnknn.studies.judging import (
+from attnknn.studies import claims as judges
+from attnknn.studies import claims as judges_cost
+from attnknn.studies import claims as judges_stress
+from attnknn.studies import claims as judging
+from attnknn.studies import theory as root_n
+from attnknn.studies import theory_claims
+from attnknn.studies.claims import (
     CONFIRMED,
     NOT_DECIDED,
     PARTLY,

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from attnknn.attention import attention_entropy
-from attnknn.losses import (
+from attnknn.core.attention import attention_entropy
+from attnknn.embed.objectives import (
     contrastive_loss,
     hard_row_weights,
     hardness,

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics
 
-from attnknn import measure
+from attnknn.evaluate import measure
 
 N, C = 211, 7
 BY_HAND_PROBS = np.array([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.5, 0.25, 0.25], [0.0, 0.2, 0.8]])

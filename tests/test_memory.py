@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
 
 INDEXES = ["flat_ip", "flat_l2", "hnsw", "matmul", "Flat", "IVF1,Flat"]
 K = 11

@@ -12,9 +12,9 @@ pytest.importorskip("milvus_lite")
 
 from pymilvus.exceptions import MilvusException  # noqa: E402
 
-from attnknn.index import milvus  # noqa: E402
-from attnknn.index.milvus import MilvusAwayError, MilvusIndex  # noqa: E402
-from attnknn.memory import MemoryBank  # noqa: E402
+from attnknn.core import milvus  # noqa: E402
+from attnknn.core.bank import MemoryBank  # noqa: E402
+from attnknn.core.milvus import MilvusAwayError, MilvusIndex  # noqa: E402
 
 K = 7
 

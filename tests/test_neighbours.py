@@ -5,8 +5,8 @@ import pytest
 import torch
 from conftest import unit
 
-from attnknn.memory import MemoryBank
-from attnknn.neighbours import LabelView
+from attnknn.core.bank import MemoryBank
+from attnknn.core.neighbours import LabelView
 
 
 def test_a_label_view_by_hand(circle):

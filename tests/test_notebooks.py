@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnknn.config import RunConfig, field_names, read_params
-from attnknn.pipeline import make_plan
+from attnknn.paper.plan import make_plan
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

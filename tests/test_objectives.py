@@ -12,9 +12,8 @@ import torch
 from tiny import JOINT, SMALL, config, tiny_splits
 from torch import nn
 
-from attnknn.backbones import build_embedder
-from attnknn.objectives import Batch, HeadObjective, JointObjective
-from attnknn.selfmemory import SelfMemory
+from attnknn.embed.networks import build_embedder
+from attnknn.embed.objectives import Batch, HeadObjective, JointObjective, SelfMemory
 
 ROWS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
 IDS = torch.tensor([3, 0, 4, 1])

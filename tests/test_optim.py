@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from attnknn.backbones.fast import FastNet
 from attnknn.config import TrainingConfig
-from attnknn.muon import Muon, orthogonalised
-from attnknn.optim import Lookahead, build_optimiser
-from attnknn.schedules import lr_factor
+from attnknn.embed.networks import FastNet
+from attnknn.embed.optim import Lookahead, Muon, build_optimiser, lr_factor, orthogonalised
 
 STEPS = 10  # optimiser steps an epoch
 

@@ -5,15 +5,15 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from attnknn.data import load_splits
-from attnknn.ownfiles import (
+from attnknn.data.own import (
     LabelError,
     UnreadableFileError,
     UnsupportedFileError,
     encode_labels,
     read_own,
 )
-from attnknn.rows import SplitError
+from attnknn.data.rows import SplitError
+from attnknn.data.splits import load_splits
 
 
 def save_images(root, classes, *, n=7, size=(11, 5), mode="RGB"):
@@ -135,7 +135,7 @@ def test_empty_folders(tmp_path):
 
 def test_too_many_large_images(tmp_path, monkeypatch):
     save_images(tmp_path, ["a", "b"], n=3)
-    monkeypatch.setattr("attnknn.ownfiles.MAX_BYTES", 500)
+    monkeypatch.setattr("attnknn.data.own.MAX_BYTES", 500)
     with pytest.raises(ValueError, match="choose a smaller image_size"):
         read_own(tmp_path)
 

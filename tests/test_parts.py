@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.choices import SITUATION_FEATURES
-from attnknn.config import AttentionConfig
-from attnknn.parts import (
+from attnknn.config import SITUATION_FEATURES, AttentionConfig
+from attnknn.core.attention import (
+    SHIFT_PENALTY,
     SITUATION_COLUMNS,
     DistanceBias,
     Evidence,
     LabelBias,
     LowRankQueryKey,
+    PrototypePosterior,
     PrototypeScore,
     QueryKey,
     SelfAttention,
@@ -23,7 +24,6 @@ from attnknn.parts import (
     euclidean_distances,
     score_parts,
 )
-from attnknn.posterior import SHIFT_PENALTY, PrototypePosterior
 
 SIZES = {"dim": 6, "n_classes": 5}
 

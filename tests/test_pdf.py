@@ -16,11 +16,19 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 from PIL import Image
 from pypdf import PdfReader
 
-from attnknn.pdf import AttnKNNPDFExporter, PDFError, bind_report, notebook_to_pdf
-from attnknn.pdf.document import provenance_lines
-from attnknn.pdf.tables import find_tables, table_call
-from attnknn.pdf.text import breakable, clean, is_bare_repr, printed, typst_string
-from attnknn.pdf.typeset import workshop
+from attnknn.paper.book import bind_report
+from attnknn.paper.pdf import AttnKNNPDFExporter, notebook_to_pdf, provenance_lines
+from attnknn.paper.typst import (
+    PDFError,
+    breakable,
+    clean,
+    find_tables,
+    is_bare_repr,
+    printed,
+    table_call,
+    typst_string,
+    workshop,
+)
 
 SVG = (
     '<svg xmlns="http://www.w3.org/2000/svg" width="300pt" height="100pt" viewBox="0 0 300 100">'
@@ -107,7 +115,7 @@ def margins(monkeypatch):
         drawn.extend(pages if isinstance(pages, list) else [pages])
         return compile_pdf(*args, **options)
 
-    monkeypatch.setattr("attnknn.pdf.typeset.typst.compile", draw)
+    monkeypatch.setattr("attnknn.paper.typst.typst.compile", draw)
 
     def darkest(*cells):
         pdf_of(*cells)

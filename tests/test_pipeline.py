@@ -12,16 +12,13 @@ from pathlib import Path
 import pytest
 from toy_project import cell, make_project, study_cells, training_cells, write_notebook
 
-from attnknn.choices import QUICKSTART_DATA
-from attnknn.config import ConfigError, parse_setting
+from attnknn.config import QUICKSTART_DATA, ConfigError, parse_setting
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
-from attnknn.peers.problems import PROBLEMS
-from attnknn.pipeline import make_plan, run_pipeline
-from attnknn.pipeline.crew import THREAD_VARIABLES, Crew, threads_each
-from attnknn.pipeline.notebooks import find_notebooks, read_notebook
-from attnknn.pipeline.parameters import assign, run_name
-from attnknn.pipeline.progress import Progress
-from attnknn.pipeline.state import RunFolder
+from attnknn.paper.execute import THREAD_VARIABLES, Crew, Progress, run_pipeline, threads_each
+from attnknn.paper.folder import RunFolder
+from attnknn.paper.notebooks import assign, find_notebooks, read_notebook, run_name
+from attnknn.paper.plan import make_plan
+from attnknn.studies.quickstart import PROBLEMS
 
 FAILING = "import time\nvalues = [1]\nvalues[3]"
 

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.text import Annotation, Text
 
-from attnknn import measure, plot
-from attnknn.plot.forest import forest_limit
-from attnknn.plot.labels import spread
-from attnknn.plot.style import METHOD_STYLES, VARIANT_STYLES, metric_label
+from attnknn import figures as plot
+from attnknn.evaluate import measure
+from attnknn.figures.forest import forest_limit
+from attnknn.figures.style import METHOD_STYLES, VARIANT_STYLES, metric_label, spread
 
 METHODS = ("uniform", "distance*", "attention", "attention + TTA", "cnn")
 
@@ -417,7 +417,7 @@ def test_neighbour_bars():
 
 def test_style_does_not_need_or_import_ipython():
     code = (
-        "import sys; from attnknn import plot; plot.use_style(); "
+        "import sys; from attnknn import figures; figures.use_style(); "
         "import matplotlib; assert matplotlib.rcParams['svg.fonttype'] == 'path'; "
         "assert 'matplotlib_inline' not in sys.modules and 'IPython' not in sys.modules"
     )

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from attnknn.config import RunConfig, field_names, parse_setting, read_params
-from attnknn.studies.main_results import main_results
-from attnknn.train import train_run
+from attnknn.embed.train import train_run
+from attnknn.studies.main import main_results
 
 PARAMS = Path(__file__).parents[1] / "notebooks/params"
 SHORT = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnknn import provenance
+from attnknn import files as provenance
 
 
 @dataclasses.dataclass

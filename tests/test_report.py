@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnknn import report
-from attnknn.report import showcase
-from attnknn.report.markup import escape_latex, escape_markdown
+from attnknn.figures import tables as report
+from attnknn.figures.tables import escape_latex, escape_markdown
+from scripts import readme as showcase
 
 NASTY = r"50%_off & $x^2$ {a}~#1 \end <b>|bold|</b> *star*"
 
@@ -215,7 +215,7 @@ def test_a_figure_that_fails_leaves_nothing(tmp_path):
 def test_the_results_in_the_readme_are_those_of_the_saved_tables():
     readme = (showcase.ROOT / "README.md").read_text(encoding="utf-8")
     assert showcase.with_results(readme, showcase.results_section()) == readme, (
-        "run: python -m attnknn.report.showcase"
+        "run: python -m scripts.readme"
     )
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnknn.compare import interval_table
-from attnknn.report import pivot_mean_interval
-from attnknn.studies.row_limits import group_limits, level_limits, with_limits
+from attnknn.evaluate.compare import interval_table
+from attnknn.figures.tables import pivot_mean_interval
+from attnknn.studies.common import group_limits, level_limits, with_limits
 
 
 class Rate(NamedTuple):

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn import rowbank
-from attnknn.index import choose
-from attnknn.memory import MemoryBank
+from attnknn.core import bank as rowbank
+from attnknn.core import index as choose
+from attnknn.core.bank import MemoryBank
 
 K = 11
 RANKED = ["ivfpq", "disk"]
@@ -200,7 +200,7 @@ def test_a_few_stragglers_are_searched_exactly(many, monkeypatch):
 
 PEAK = """
 import sys, resource, numpy as np
-from attnknn.rowbank import RowBank
+from attnknn.core.bank import RowBank
 import torch
 def rows(n):
     drawn = np.random.default_rng(0).standard_normal((n, 16), dtype=np.float32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnknn.rows import SplitError, draw_rows, duplicate_groups
+from attnknn.data.rows import SplitError, draw_rows, duplicate_groups
 
 
 def test_classes_keep_their_shares_by_hand():

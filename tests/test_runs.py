@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from attnknn import runs
 from attnknn.config import ConfigError, RunConfig
+from attnknn.embed import runs
 from attnknn.files import write_json
 
 
@@ -27,7 +27,7 @@ def train(run: Path, *seeds: int, age: float = 0.0) -> Path:
 
 
 def fake_train(monkeypatch, **functions):
-    for name in ("attnknn.train", "attnknn.trained"):
+    for name in ("attnknn.embed.train", "attnknn.embed.run"):
         module = types.ModuleType(name)
         module.TrainedRun = object
         for function_name, function in functions.items():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnknn.config import RunConfig
-from attnknn.selfmemory import SelfMemory
+from attnknn.embed.objectives import SelfMemory
 
 
 def unit_rows(n_rows: int, dim: int, seed: int = 0) -> np.ndarray:

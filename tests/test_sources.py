@@ -14,10 +14,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from attnknn import catalogue, readers, routes, sources
-from attnknn.catalogue import SOURCES, Source
-from attnknn.routes import Package, Route, RouteError
-from attnknn.sources import DataUnavailableError, data_root, fetch, list_datasets
+from attnknn.data import download as catalogue
+from attnknn.data import download as routes
+from attnknn.data import download as sources
+from attnknn.data import known as readers
+from attnknn.data.download import (
+    SOURCES,
+    DataUnavailableError,
+    Package,
+    Route,
+    RouteError,
+    Source,
+    data_root,
+    fetch,
+    list_datasets,
+)
 
 CONTENTS = {"a.bin": b"seven rows of nothing" * 7, "b.bin": bytes(range(251))}
 SUMS = {name: hashlib.sha256(content).hexdigest() for name, content in CONTENTS.items()}
@@ -282,8 +293,8 @@ def test_two_processes_fetch_once(tmp_path):
     folder.mkdir()
     (folder / "tiny-1.0.0.tgz").write_bytes(tar_of(GOOD))
     code = (
-        "from attnknn import catalogue as c, sources as s; from attnknn.routes import *;"
-        f"c.SOURCES['tiny'] = c.Source('table', 7, 2, {SUMS!r},"
+        "from attnknn.data import download as s; from attnknn.data.download import *;"
+        f"s.SOURCES['tiny'] = s.Source('table', 7, 2, {SUMS!r},"
         f"(Route((Package('npm', 'tiny@1', 'tiny-1.0.0.tgz', {MEMBERS!r}),)),));"
         "s.fetch('tiny')"
     )

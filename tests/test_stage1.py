@@ -12,9 +12,9 @@ import pytest
 import torch
 from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
-from attnknn import stage1
-from attnknn.checkpoint import load_checkpoint, save_checkpoint
-from attnknn.stage1 import Stage1, uses_bfloat16
+from attnknn.embed import loop as stage1
+from attnknn.embed.loop import Stage1, uses_bfloat16
+from attnknn.files import load_checkpoint, save_checkpoint
 
 CPU = torch.device("cpu")
 

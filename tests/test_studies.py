@@ -10,38 +10,38 @@ import numpy as np
 import pytest
 from tiny import SMALL, config, tiny_splits
 
-import attnknn.trained as trained_module
-from attnknn import report
-from attnknn.baselines import BASELINES, FittedMethod, candidates
-from attnknn.calibrate import Calibration
-from attnknn.classify import Distance, Uniform, predict
-from attnknn.compare import interval_table
 from attnknn.config import AttentionConfig
-from attnknn.explain import explain
+from attnknn.core.attention import SITUATION_COLUMNS, Evidence
+from attnknn.core.bank import MemoryBank
+from attnknn.core.fit import fit_on_neighbours
+from attnknn.core.tune import BASELINES, FittedMethod, candidates
+from attnknn.core.vote import Distance, Uniform, explain, predict
+from attnknn.embed import run as trained_module
+from attnknn.embed.train import train_run
+from attnknn.embed.views import embed_views
+from attnknn.evaluate.calibrate import Calibration
+from attnknn.evaluate.compare import interval_table
+from attnknn.evaluate.measure import accuracy, negative_log_likelihood
+from attnknn.figures import tables as report
+from attnknn.figures.style import method_style, use_style
+from attnknn.figures.sweeps import sweep_grid
 from attnknn.files import write_json
-from attnknn.fit import fit_on_neighbours
-from attnknn.measure import accuracy, negative_log_likelihood
-from attnknn.memory import MemoryBank
-from attnknn.parts import SITUATION_COLUMNS, Evidence
-from attnknn.plot import method_style, sweep_grid, use_style
 from attnknn.studies import (
     ablation,
-    chosen,
-    contest,
-    datasets,
-    detection,
     k_sweep,
     label_noise,
     long_tail,
-    main_results,
-    pictures,
     published,
     retrained,
     training,
-    variants,
 )
-from attnknn.train import train_run
-from attnknn.views import embed_views
+from attnknn.studies import ablation as variants
+from attnknn.studies import common as chosen
+from attnknn.studies import common as contest
+from attnknn.studies import common as pictures
+from attnknn.studies import label_noise as detection
+from attnknn.studies import main as datasets
+from attnknn.studies import main as main_results
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,9 @@ def test_main_results_hold_every_method_for_every_seed(results):
     assert set(table["seed"]) == {0, 1}
     expected = {"uniform", "distance", "attention", "attention + TTA", "cnn + temperature"}
     assert expected | set(main_results.RIVALS) <= set(table["method"])
-    assert table.groupby(["seed", "method"]).size().eq(len(main_results.MEASURES)).all()
+    assert (
+        table.groupby(["seed", "method"]).size().eq(len(main_results.MAIN_RESULTS_MEASURES)).all()
+    )
     assert {"ace", "cwce", "aurc"} < set(table["metric"])
 
 
@@ -165,7 +167,7 @@ def test_the_worst_mistake_is_a_mistake(results):
 
 def test_fault_10_views_are_embedded_once(runs, monkeypatch):
     first = embed_views(runs[0], n_views=3, progress=False)
-    monkeypatch.setattr("attnknn.views.embed", None)  # a second embedding would fail
+    monkeypatch.setattr("attnknn.embed.views.embed", None)  # a second embedding would fail
     again = embed_views(runs[0], n_views=3, progress=False)
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first[0], runs[0].rows("test"))
@@ -379,11 +381,11 @@ def test_notebook_02_draws_the_prediction_of_its_table_from_one_search(
     runs, searches, drawn, tmp_path
 ):
     """With a k other than the run's own: the attention of the table is a refitted one."""
-    names = {"runs": runs[:1], "folder": tmp_path, "report": report, "pictures": pictures}
-    names |= {"main_results": main_results, "ablation": ablation}
+    names = {"runs": runs[:1], "folder": tmp_path, "report": report, "common": pictures}
+    names |= {"main": main_results, "ablation": ablation}
     names |= {"k_eval": 11, "k_baseline": 5, "k_tuned": 20, "k_ensemble": [3], "tta_views": 1}
     names |= {"tta_kind": "v5", "ablation_epochs": 1, "ablation_repeats": 1}
-    calls = ["main_results.main_results", "pictures.neighbours_figure", "ablation.ablate"]
+    calls = ["main.main_results", "common.neighbours_figure", "ablation.ablate"]
     run_cells("02_main_results", names, *calls)
     assert searches == [20, 20]  # held-out and test queries, once each
     results, query = names["results"], names["query"]

@@ -5,11 +5,15 @@ import pandas as pd
 import pytest
 from tiny import SMALL, config, tiny_splits
 
-import attnknn.trained as trained_module
-from attnknn.plot import efficiency as draw
-from attnknn.plot import use_style
-from attnknn.studies import contenders, efficiency, scaling, stages, timing
-from attnknn.train import train_run
+from attnknn.embed import run as trained_module
+from attnknn.embed.train import train_run
+from attnknn.figures import sweeps as draw
+from attnknn.figures.style import use_style
+from attnknn.studies import efficiency
+from attnknn.studies import efficiency as contenders
+from attnknn.studies import efficiency as scaling
+from attnknn.studies import efficiency as stages
+from attnknn.studies import efficiency as timing
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 

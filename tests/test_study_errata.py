@@ -14,14 +14,16 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-from attnknn.attention import NeighbourAttention
 from attnknn.config import RunConfig
-from attnknn.measure import accuracy, negative_log_likelihood
-from attnknn.plot import errata as figures
-from attnknn.plot import use_style
-from attnknn.studies import costs, errata, selection
-from attnknn.studies.errata_case import PLAIN_ATTENTION, Case, Pair
-from attnknn.trained import TrainedRun
+from attnknn.core.attention import NeighbourAttention
+from attnknn.embed.run import TrainedRun
+from attnknn.evaluate.measure import accuracy, negative_log_likelihood
+from attnknn.figures.forest import _labelled, _steps, cost_forest
+from attnknn.figures.style import use_style
+from attnknn.studies import errata
+from attnknn.studies import errata as costs
+from attnknn.studies import errata as selection
+from attnknn.studies.errata import PLAIN_ATTENTION, Case, Pair
 
 N_CLASSES = 5
 
@@ -321,7 +323,7 @@ def test_infinite_costs_are_marked_in_the_figure():
         | {"effect": "infinite", "misleads": False}
         for i, each in enumerate((np.inf, -np.inf, np.nan))
     ]
-    figure = figures.cost_forest(pd.DataFrame(rows))
+    figure = cost_forest(pd.DataFrame(rows))
     ax = figure.axes[0]
     assert [text.get_text() for text in ax.texts] == ["infinite", "infinite", "undefined"]
     assert [line.get_marker() for line in ax.lines[:3]] == [">", "<", "x"]
@@ -331,13 +333,13 @@ def test_infinite_costs_are_marked_in_the_figure():
 
 
 def test_ticks_of_costs_lie_among_the_costs():
-    assert figures._steps(0.1, 0.7) == pytest.approx([0.1, 0.2, 0.5])
-    assert figures._labelled([0.1, 0.2, 0.5]) == [0.1, 0.5]
-    assert figures._labelled([0.1, 0.2]) == [0.2]  # no room for 0.1 beside it
-    assert figures._labelled([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]) == [0.01, 0.1, 2.0]
-    assert figures._labelled([1.0]) == [1.0]
+    assert _steps(0.1, 0.7) == pytest.approx([0.1, 0.2, 0.5])
+    assert _labelled([0.1, 0.2, 0.5]) == [0.1, 0.5]
+    assert _labelled([0.1, 0.2]) == [0.2]  # no room for 0.1 beside it
+    assert _labelled([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]) == [0.01, 0.1, 2.0]
+    assert _labelled([1.0]) == [1.0]
     row = {"fault": "one", "metric": "nll", "difference": 0.44, "low": 0.4, "high": 0.45}
-    figure = figures.cost_forest(pd.DataFrame([row | {"effect": "worse", "misleads": False}]))
+    figure = cost_forest(pd.DataFrame([row | {"effect": "worse", "misleads": False}]))
     ax = figure.axes[0]
     assert {0.2, 0.5} <= set(ax.get_xticks().round(6))
     figure.canvas.draw()
@@ -350,7 +352,7 @@ def test_ticks_of_costs_lie_among_the_costs():
 
 def test_the_forest_is_drawn(found):
     use_style()
-    figure = figures.cost_forest(found.table)
+    figure = cost_forest(found.table)
     assert len(figure.axes) == 3
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert names == list(dict.fromkeys(found.table["fault"]))

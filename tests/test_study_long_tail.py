@@ -5,14 +5,15 @@ import pytest
 import torch
 from tiny import SMALL, config, tiny_splits
 
-import attnknn.trained as trained_module
-from attnknn.baselines import PriorCorrected, calibrate, candidates, fit_baseline
-from attnknn.classify import Distance, predict
-from attnknn.corrupt import long_tail_rows
-from attnknn.measure import accuracy
-from attnknn.studies import long_tail, tail_memory
-from attnknn.studies.contest import search_run
-from attnknn.train import train_run
+from attnknn.core.tune import PriorCorrected, calibrate, candidates, fit_baseline
+from attnknn.core.vote import Distance, predict
+from attnknn.data.change import long_tail_rows
+from attnknn.embed import run as trained_module
+from attnknn.embed.train import train_run
+from attnknn.evaluate.measure import accuracy
+from attnknn.studies import long_tail
+from attnknn.studies import long_tail as tail_memory
+from attnknn.studies.common import search_run
 
 RATIOS = (1.0, 0.25)
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from tiny import SMALL, config, tiny_splits
 
-import attnknn.trained as trained_module
 from attnknn.config import ConfigError
-from attnknn.pipeline import make_grid
-from attnknn.runs import load_seeds
-from attnknn.studies import label_noise, long_tail, retrained, trained_variants
-from attnknn.studies.contest import search_run
-from attnknn.train import train_run
+from attnknn.embed import run as trained_module
+from attnknn.embed.runs import load_seeds
+from attnknn.embed.train import train_run
+from attnknn.paper.plan import make_grid
+from attnknn.studies import label_noise, long_tail, retrained
+from attnknn.studies import retrained as trained_variants
+from attnknn.studies.common import search_run
 
 GRIDS = Path(__file__).parents[1] / "notebooks/params/grids"
 OPTIONS = {"k_eval": 7, "k_baseline": 5, "progress": False}

@@ -12,11 +12,13 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 
-import attnknn.trained as trained_module
-from attnknn.plot import theory as figures
-from attnknn.plot import use_style
-from attnknn.studies import bayes, gumbel, root_n, theory, theory_claims, truncation
-from attnknn.train import train_run
+from attnknn.embed import run as trained_module
+from attnknn.embed.train import train_run
+from attnknn.figures import sweeps as figures
+from attnknn.figures.style import use_style
+from attnknn.studies import bayes, gumbel, theory, theory_claims
+from attnknn.studies import theory as root_n
+from attnknn.studies import theory as truncation
 
 
 class TestTruncation:

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import norm
 
-from attnknn.tables import check_table, fit_table_encoder, normal_scores, with_numbers
+from attnknn.data.tables import check_table, fit_table_encoder, normal_scores, with_numbers
 
 TRAIN = pd.DataFrame(
     {

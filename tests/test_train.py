@@ -8,10 +8,11 @@ import pytest
 import torch
 from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
-import attnknn.train as train_module
-import attnknn.trained as trained_module
 from attnknn.config import ConfigError, RunConfig
-from attnknn.train import choose_device, load_data, load_run, train_run
+from attnknn.embed import run as trained_module
+from attnknn.embed import train as train_module
+from attnknn.embed.run import choose_device, load_data, load_run
+from attnknn.embed.train import train_run
 
 
 @pytest.fixture(autouse=True)

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.attention import NeighbourAttention
-from attnknn.classify import predict
 from attnknn.config import AttentionConfig, FittingConfig
-from attnknn.fit import fit_on_neighbours
-from attnknn.measure import negative_log_likelihood
-from attnknn.queries import make_queries
-from attnknn.unseen import unseen_temperature
+from attnknn.core.attention import NeighbourAttention
+from attnknn.core.fit import fit_on_neighbours, make_queries, unseen_temperature
+from attnknn.core.vote import predict
+from attnknn.evaluate.measure import negative_log_likelihood
 
 FITTING = FittingConfig(fit_k=13, fit_epochs=12, fit_batch_size=53, fit_folds=5)
 # Hundreds of parameters a query: such a fit learns its queries by heart.
@@ -113,7 +111,7 @@ def test_a_greedy_fit_is_held_back_and_predicts_new_queries_better(make_blobs, s
 
 
 def test_a_known_temperature_needs_no_folds(blobs, monkeypatch):
-    monkeypatch.setattr("attnknn.fit.unseen_temperature", None)
+    monkeypatch.setattr("attnknn.core.fit.unseen_temperature", None)
     found = blobs.bank().search(blobs.queries, 13)
     fitted = fit_on_neighbours(
         blobs.bank(), found, blobs.query_labels, attention=AttentionConfig(),

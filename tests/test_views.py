@@ -7,10 +7,10 @@ import pytest
 import torch
 from tiny import SMALL, config, tiny_splits
 
-import attnknn.trained as trained_module
-from attnknn.data import Split
-from attnknn.train import train_run
-from attnknn.views import embed_views
+from attnknn.data.splits import Split
+from attnknn.embed import run as trained_module
+from attnknn.embed.train import train_run
+from attnknn.embed.views import embed_views
 
 
 @pytest.fixture

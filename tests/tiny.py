@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from attnknn.config import RunConfig
-from attnknn.data import Split, Splits
+from attnknn.data.splits import Split, Splits
 
 N_CLASSES = 3
 

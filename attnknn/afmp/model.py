@@ -8,19 +8,355 @@ sent with what the refined level above predicts. The readout sees the second pas
 Axes: B images, P patches, N = B * P, D width, C classes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
-from attnknn.afmp.edges import BatchGraph, batch_graph
-from attnknn.afmp.router import Routed
-from attnknn.afmp.scaffold import Scaffold, grid_scaffold
-from attnknn.afmp.settings import AFMPConfig
-from attnknn.afmp.units import Layer, LayerOutput, TopDown
+from attnknn.afmp.graph import (
+    AFMPConfig,
+    BatchGraph,
+    Edges,
+    Groups,
+    Scaffold,
+    bag_sum,
+    batch_graph,
+    grid_scaffold,
+)
 from attnknn.checks import check_count
-from attnknn.linear import Linear
+from attnknn.core.kernels import Linear, linear
+
+# ---- Gated messages: what points say, summed at who hears it, without a table of all edges.
+#
+# A message is gate * value with gate = sigmoid(score * weight + bias), one number a channel.
+# Written
+# with plain operations, ten tables of (edges, width) would go through main memory in every layer.
+# Here a few images at a time go through buffers that stay in the cache, and the gates are computed
+# again on the way back instead of being kept.
+#
+# Axes: N points of the batch, E edges of the batch, D width.
+
+BUFFER_NUMBERS = 2**18  # 1 MB of float32: a buffer's share of the cache
+
+
+def gated_sum(
+    values: Float[Tensor, "N D"],
+    scores: Float[Tensor, "B E_of_one"],
+    weight: Float[Tensor, " D"],
+    bias: Float[Tensor, " D"],
+    edges: Edges,
+) -> tuple[Float[Tensor, "N D"], Float[Tensor, ""]]:
+    """Return the sum of gated messages at each point, and the sum of all gates.
+
+    Args:
+        values: What each point says.
+        scores: Score of each edge, image by image; each image has as many edges as the next.
+        weight: Slope of the gate in the score, channel by channel.
+        bias: Gate at score 0, before the sigmoid.
+        edges: The edges, sorted by image and by target.
+    """
+    return _GatedSum.apply(values.contiguous(), scores.contiguous(), weight, bias, edges)
+
+
+class _Chunk(NamedTuple):
+    """Whole images that are worked on at once, with their points and their edges."""
+
+    images: slice
+    points: slice
+    edges: slice
+
+
+def _chunks(scores: Tensor, edges: Edges, width: int) -> Iterator[_Chunk]:
+    n_images, n_edges = scores.shape
+    n_points = edges.n_points // n_images
+    step = max(1, BUFFER_NUMBERS // (max(1, n_edges) * width))
+    for first in range(0, n_images, step):
+        last = min(first + step, n_images)
+        yield _Chunk(
+            slice(first, last),
+            slice(first * n_points, last * n_points),
+            slice(first * n_edges, last * n_edges),
+        )
+
+
+class _Buffers:
+    """Three tables of one chunk's size, used again by every chunk."""
+
+    def __init__(self, like: Tensor, chunks: list[_Chunk], n_edges: int) -> None:
+        most = max(chunk.images.stop - chunk.images.start for chunk in chunks) * n_edges
+        self.tables = like.new_empty(3, most, like.shape[1])
+
+    def rows(self, chunk: _Chunk) -> tuple[Tensor, ...]:
+        return self.tables[:, : chunk.edges.stop - chunk.edges.start].unbind(0)
+
+
+def _gates(scores: Tensor, weight: Tensor, bias: Tensor, out: Tensor) -> Tensor:
+    torch.addmm(bias, scores.reshape(-1, 1), weight[None], out=out)
+    return out.sigmoid_()
+
+
+class _GatedSum(torch.autograd.Function):
+    """The sums and, from their gradients, those of values, scores, weight and bias."""
+
+    @staticmethod
+    def forward(ctx, values, scores, weight, bias, edges):
+        ctx.save_for_backward(values, scores, weight, bias)
+        ctx.edges = edges
+        chunks = list(_chunks(scores, edges, values.shape[1]))
+        buffers, groups = _Buffers(values, chunks, scores.shape[1]), edges.by_target
+        sums, total = torch.empty_like(values), values.new_zeros(())
+        for chunk in chunks:
+            gates, said, _ = buffers.rows(chunk)
+            _gates(scores[chunk.images], weight, bias, gates)
+            total += gates.sum()
+            torch.index_select(values, 0, edges.sources[chunk.edges], out=said)
+            sums[chunk.points] = _summed(said.mul_(gates), groups, chunk)
+        return sums, total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, of_sums, of_total):
+        values, scores, weight, bias = ctx.saved_tensors
+        edges, of_sums = ctx.edges, of_sums.contiguous()
+        chunks = list(_chunks(scores, edges, values.shape[1]))
+        buffers, groups = _Buffers(values, chunks, scores.shape[1]), edges.by_source
+        of_values, of_scores = torch.empty_like(values), torch.empty_like(scores)
+        of_weight, of_bias = torch.zeros_like(weight), torch.zeros_like(bias)
+        for chunk in chunks:
+            gates, said, heard = buffers.rows(chunk)
+            _gates(scores[chunk.images], weight, bias, gates)
+            torch.index_select(of_sums, 0, edges.targets[chunk.edges], out=heard)
+            torch.index_select(values, 0, edges.sources[chunk.edges], out=said)
+            said.mul_(heard).add_(of_total)  # gradient of the gates
+            of_values[chunk.points] = _summed(heard.mul_(gates), groups, chunk)
+            slope = torch.addcmul(gates, gates, gates, value=-1, out=heard)  # gate * (1 - gate)
+            said.mul_(slope)
+            flat = scores[chunk.images].reshape(-1)
+            torch.mv(said, weight, out=of_scores[chunk.images].view(-1))
+            of_weight += flat @ said
+            of_bias += said.sum(dim=0)
+        return of_values, of_scores, of_weight, of_bias, None
+
+
+def _summed(rows: Tensor, groups: Groups, chunk: _Chunk) -> Tensor:
+    """Return the sums of a chunk's rows at its points."""
+    starts = groups.starts[chunk.points.start : chunk.points.stop + 1] - chunk.edges.start
+    return bag_sum(rows, groups.order[chunk.edges] - chunk.edges.start, starts)
+
+
+# ---- The predictive router: states of points to scores on edges, and the edges that are kept.
+#
+# Axes: N points of the batch, E edges of the batch, B images, D width.
+
+SCORE_WIDTH = 64
+BILINEAR_SCALE = 0.02
+SMALLEST_SQUARE = 1e-12  # below it a squared error counts as this: the root has no slope at 0
+
+
+class Routed(NamedTuple):
+    """The edges of a layer that carry messages.
+
+    Attributes:
+        edges: The kept edges.
+        scores: Their scores, image by image.
+        places: Where the kept edges of each image stand in the scaffold's list; None keeps all.
+    """
+
+    edges: Edges
+    scores: Float[Tensor, "B n_kept"]
+    places: Int[Tensor, "B n_kept"] | None
+
+
+class PredictiveRouter(nn.Module):
+    """score_ij = (W_q h_i)' U (W_k h_j) + MLP[h_i, h_j, error_ij, length_ij]; i hears j.
+
+    error_ij = |h_j - W_pred t_i| with t_i the state from above; without one nothing is predicted,
+    and the error is all of |h_j|. The share of edges with the highest scores is kept in every
+    image; their gate is sigmoid(W_gate score), one number for each of the D channels.
+
+    Args:
+        width: Width D of the states.
+        keep_share: Share of each image's edges that is kept.
+        predicts: Whether states from above will be given.
+    """
+
+    def __init__(self, width: int, keep_share: float, *, predicts: bool = True) -> None:
+        super().__init__()
+        self.keep_share = keep_share
+        self.prediction = Linear(width, width) if predicts else None
+        self.query = nn.Linear(width, SCORE_WIDTH)
+        self.key = nn.Linear(width, SCORE_WIDTH)
+        self.bilinear = nn.Parameter(BILINEAR_SCALE * torch.randn(SCORE_WIDTH, SCORE_WIDTH))
+        self.hidden = nn.Linear(2 * width + 2, SCORE_WIDTH)
+        self.score = nn.Linear(SCORE_WIDTH, 1)
+        self.gate = nn.Linear(1, width)
+
+    def forward(
+        self,
+        states: Float[Tensor, "N D"],
+        graph: BatchGraph,
+        above: Float[Tensor, "N D"] | None = None,
+    ) -> Routed:
+        """Return the kept edges and their scores.
+
+        Args:
+            states: What the layer reads.
+            graph: The batch's edges.
+            above: States of the level above, which predict ``states``.
+        """
+        n_kept = kept_edges(graph.n_edges, self.keep_share)
+        if not n_kept:  # nothing to choose: nothing is scored
+            none = graph.edges.sources.new_empty(graph.n_images, 0)
+            return Routed(graph.keep(none), states.new_empty(none.shape), none)
+        scores = self.scores(states, graph, above).view(graph.n_images, -1)  # (B, E of one)
+        if n_kept == graph.n_edges:
+            return Routed(graph.edges, scores, None)
+        # NOTE: within each image: its batch mates cannot change what an image keeps.
+        places = scores.topk(n_kept, dim=1, sorted=False).indices.sort(dim=1).values
+        return Routed(graph.keep(places), scores.gather(1, places), places)
+
+    def scores(
+        self,
+        states: Float[Tensor, "N D"],
+        graph: BatchGraph,
+        above: Float[Tensor, "N D"] | None = None,
+    ) -> Float[Tensor, " E"]:
+        """Return the score of every edge; projections are made once per point, not per edge."""
+        edges = graph.edges
+        queries, keys, targets, sources = self._projections(states).split(SCORE_WIDTH, dim=1)
+        pair = torch.stack([self.errors(states, edges, above), self._lengths(graph)], dim=1)
+        hidden = edges.from_targets(targets) + edges.from_sources(sources)  # (E, 64)
+        hidden = torch.addmm(hidden, pair, self.hidden.weight[:, -2:].T).relu()
+        return edges.dot(queries, keys) + self.score(hidden).squeeze(1)
+
+    def _projections(self, states: Float[Tensor, "N D"]) -> Float[Tensor, "N n_projections"]:
+        """Return (W_q h)' U, W_k h, and the receiver's and the sender's part of the MLP.
+
+        One product with the four maps side by side: narrow ones leave most of a CPU idle.
+        """
+        to_target, to_source, _ = self.hidden.weight.split([states.shape[1]] * 2 + [2], dim=1)
+        query, bias = self.bilinear.T @ self.query.weight, self.query.bias @ self.bilinear
+        maps = torch.cat([query, self.key.weight, to_target, to_source])
+        shifts = torch.cat([bias, self.key.bias, self.hidden.bias, torch.zeros_like(bias)])
+        return linear(states, maps, shifts)
+
+    def errors(
+        self,
+        states: Float[Tensor, "N D"],
+        edges: Edges,
+        above: Float[Tensor, "N D"] | None = None,
+    ) -> Float[Tensor, " E"]:
+        """Return how far each sender is from what its receiver's state from above predicts."""
+        sent = states.square().sum(dim=1)  # (N,)
+        # Not by plain indexing: its gradient adds up in whatever order the threads come.
+        if above is None:
+            lengths = sent.clamp_min(SMALLEST_SQUARE).sqrt()
+            return edges.from_sources(lengths[:, None]).squeeze(1)
+        predicted = self.prediction(above)
+        own = predicted.square().sum(dim=1)
+        sent = edges.from_sources(sent[:, None]) + edges.from_targets(own[:, None])  # (E, 1)
+        square = sent.squeeze(1) - 2 * edges.dot(predicted, states)
+        return square.clamp_min(SMALLEST_SQUARE).sqrt()
+
+    def gates(self, routed: Routed) -> Float[Tensor, "B n_kept D"]:
+        """Return the gates of the kept edges, in (0, 1); those of all others are exactly 0."""
+        return torch.sigmoid(self.gate(routed.scores[..., None]))
+
+    def _lengths(self, graph: BatchGraph) -> Float[Tensor, " E"]:
+        return graph.lengths.to(self.gate.weight.dtype).repeat(graph.n_images)
+
+
+def kept_edges(n_edges: int, keep_share: float) -> int:
+    """Return how many edges of an image are kept: the nearest whole number, 0 for a share of 0."""
+    return max(1, round(keep_share * n_edges)) if keep_share else 0
+
+
+# ---- Units: gated messages to new states, states from above to lower ones, gates to a penalty.
+#
+# Axes: N points of the batch, D width.
+
+
+class CapsuleUnit(nn.Module):
+    """h_i' = GELU(W_self h_i + sum over kept edges of gate_ij * W_msg h_j)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.own = Linear(width, width)
+        self.message = Linear(width, width)
+
+    def forward(
+        self, states: Float[Tensor, "N D"], routed: Routed, gate: nn.Linear
+    ) -> tuple[Float[Tensor, "N D"], Float[Tensor, ""]]:
+        """Return the new states and the sum of all gates; only kept edges carry messages.
+
+        Args:
+            states: What the layer reads.
+            routed: The kept edges and their scores.
+            gate: Turns a score into one gate a channel, before the sigmoid.
+        """
+        # NOTE: W_msg is applied once per point; an edge only gates what its source says.
+        said, scores = self.message(states), routed.scores
+        heard, total = gated_sum(said, scores, gate.weight[:, 0], gate.bias, routed.edges)
+        return F.gelu(self.own(states) + heard), total
+
+
+class LayerOutput(NamedTuple):
+    """States of the next level, what was routed, and the layer's mean gate.
+
+    The mean is over all edges and channels; a pruned edge counts as 0.
+    """
+
+    states: Float[Tensor, "N D"]
+    routed: Routed
+    mean_gate: Float[Tensor, ""]
+
+
+class Layer(nn.Module):
+    """A router and the capsule unit that uses its gates."""
+
+    def __init__(self, width: int, keep_share: float, *, predicts: bool) -> None:
+        super().__init__()
+        self.router = PredictiveRouter(width, keep_share, predicts=predicts)
+        self.unit = CapsuleUnit(width)
+
+    def forward(
+        self,
+        states: Float[Tensor, "N D"],
+        graph: BatchGraph,
+        above: Float[Tensor, "N D"] | None = None,
+    ) -> LayerOutput:
+        """Return the states of the next level and how they came about."""
+        routed = self.router(states, graph, above)
+        states, total = self.unit(states, routed, self.router.gate)
+        n_gates = graph.n_images * graph.n_edges * states.shape[1]
+        return LayerOutput(states, routed, total / n_gates)
+
+
+class TopDown(nn.Module):
+    """feedback_l = W_l H t_(l+1), t_l = h_l + feedback_l, from the top level (t_L = h_L) down.
+
+    H gives every patch the mean of its 2 x 2 block: the level above speaks for a region.
+    """
+
+    def __init__(self, width: int, layers: int) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(Linear(width, width) for _ in range(layers - 1))
+
+    def forward(
+        self, states: list[Float[Tensor, "N D"]], graph: BatchGraph
+    ) -> tuple[list[Float[Tensor, "N D"]], list[Float[Tensor, "N D"]]]:
+        """Return the refined states of all levels, and the feedback into all but the top one."""
+        refined, feedback = [states[-1]], []
+        for state, to_lower in zip(states[-2::-1], reversed(self.maps), strict=True):
+            feedback.append(to_lower(graph.spread_blocks(refined[-1])))
+            refined.append(state + feedback[-1])
+        return refined[::-1], feedback[::-1]
+
 
 Images = Float[Tensor, "B channels height width"]
 

@@ -20,10 +20,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnknn.afmp.model import AFMP, Images
-from attnknn.afmp.scaffold import Scaffold
-from attnknn.afmp.settings import AFMPConfig
-from attnknn.afmp.units import Layer
+from attnknn.afmp.graph import AFMPConfig, Scaffold
+from attnknn.afmp.model import AFMP, Images, Layer
 
 PUBLISHED_BATCH = 128
 

@@ -15,12 +15,27 @@ from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
-from attnknn.calibrate import apply_calibration
 from attnknn.checks import check_one_of
-from attnknn.classify import at_k, normalised
-from attnknn.estimator.embedding import Embedding, embedded_by, takes_images
-from attnknn.estimator.fitting import NARROW, Data, Fitted, fit_all, stretch_scores
+from attnknn.core.kernels import faiss
+from attnknn.core.neighbours import Neighbours
+from attnknn.core.vote import at_k, normalised
+from attnknn.estimator.fitting import (
+    NARROW,
+    NEW_CLASSES,
+    Data,
+    Embedding,
+    Fitted,
+    check_jobs,
+    check_noise,
+    embedded_by,
+    fit_all,
+    plan_for,
+    stretch_scores,
+    takes_images,
+)
 from attnknn.estimator.inputs import (
+    GONE,
+    Ledger,
     check_classes,
     check_rows,
     check_weights,
@@ -30,10 +45,7 @@ from attnknn.estimator.inputs import (
     n_rows_of,
     take,
 )
-from attnknn.estimator.ledger import GONE, Ledger
-from attnknn.estimator.params import NEW_CLASSES, check_jobs, check_noise, plan_for
-from attnknn.index.load import faiss
-from attnknn.neighbours import Neighbours
+from attnknn.evaluate.calibrate import apply_calibration
 
 NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
 # Queries at a time, and class shares of their neighbours at most: both bound the memory of a

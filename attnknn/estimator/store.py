@@ -11,16 +11,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from sklearn.utils.validation import check_is_fitted
 
-from attnknn.calibrate import Calibration
+from attnknn.core.bank import MemoryBank
+from attnknn.data.tables import MISSING, TableEncoder
 from attnknn.estimator.base import Machinery
-from attnknn.estimator.charts import Chart
-from attnknn.estimator.embedding import Embedding, Features, blank_network
-from attnknn.estimator.fitting import Fitted
-from attnknn.estimator.learning import Committee, Learned, blank_attention
-from attnknn.estimator.ledger import Ledger
+from attnknn.estimator.fitting import (
+    Chart,
+    Committee,
+    Embedding,
+    Features,
+    Fitted,
+    Learned,
+    blank_attention,
+    blank_network,
+)
+from attnknn.estimator.inputs import Ledger
+from attnknn.evaluate.calibrate import Calibration
 from attnknn.files import write_atomic
-from attnknn.memory import MemoryBank
-from attnknn.tables import MISSING, TableEncoder
 
 # The first format did not tell a missing category from one that is called "missing".
 FORMATS = ("attnknn-classifier-1", "attnknn-classifier-2")

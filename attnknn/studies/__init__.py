@@ -1,1 +1,1 @@
-"""Studies: one module a notebook; each turns trained runs into tidy tables."""
+"""Studies: one file a notebook; each turns trained runs into tidy tables."""

@@ -10,18 +10,18 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from attnknn.afmptrain import AblationRun, embed_features
-from attnknn.calibrate import apply_temperature, fit_temperature
-from attnknn.classify import Attention, Uniform, predict
 from attnknn.config import AttentionConfig, FittingConfig
-from attnknn.data import Splits
-from attnknn.families import compare_in_families, standing
-from attnknn.fit import fit_on_neighbours
-from attnknn.measure import METRIC_NAMES
-from attnknn.memory import MemoryBank
-from attnknn.report import DisplayTable, pivot_mean_interval
+from attnknn.core.bank import MemoryBank
+from attnknn.core.fit import fit_on_neighbours
+from attnknn.core.vote import Attention, Uniform, predict
+from attnknn.data.splits import Splits
+from attnknn.evaluate.calibrate import apply_temperature, fit_temperature
+from attnknn.evaluate.compare import compare_in_families, standing
+from attnknn.evaluate.measure import METRIC_NAMES
+from attnknn.figures.tables import DisplayTable, pivot_mean_interval
 from attnknn.studies.afmp import Ablation
-from attnknn.studies.contest import (
+from attnknn.studies.afmp_train import AblationRun, embed_features
+from attnknn.studies.common import (
     METRICS,
     TUNED_DEPTH,
     Neighbourhoods,

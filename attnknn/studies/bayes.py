@@ -16,13 +16,13 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 
-from attnknn.backbones import build_embedder
 from attnknn.checks import check_count, check_range
 from attnknn.config import EmbedderConfig
-from attnknn.data import load_splits
-from attnknn.embed import embed
-from attnknn.memory import MemoryBank
-from attnknn.trained import TrainedRun
+from attnknn.core.bank import MemoryBank
+from attnknn.data.splits import load_splits
+from attnknn.embed.networks import build_embedder
+from attnknn.embed.rows import embed
+from attnknn.embed.run import TrainedRun
 
 N_RESAMPLES = 2000
 RAW_DIM = 64  # principal axes of raw images

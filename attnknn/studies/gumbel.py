@@ -25,8 +25,8 @@ from scipy.special import softmax
 from tqdm import tqdm
 
 from attnknn.checks import check_count
-from attnknn.compare import holm
-from attnknn.memory import MemoryBank
+from attnknn.core.bank import MemoryBank
+from attnknn.evaluate.compare import holm
 
 EXPECTED_IN_BIN = 10.0  # draws that a bin of the chi-square test should get
 MISMATCH_LEVEL = 0.01  # Holm-corrected p-value below which samples do not follow the softmax

@@ -12,11 +12,12 @@ import pandas as pd
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from attnknn.baselines import DISTANCE_TEMPERATURES, calibrate, fit_method
-from attnknn.classify import Distance, Uniform, predict
-from attnknn.compare import compare_methods, row_intervals
-from attnknn.measure import METRIC_NAMES, negative_log_likelihood
-from attnknn.studies.contest import (
+from attnknn.core.tune import DISTANCE_TEMPERATURES, calibrate, fit_method
+from attnknn.core.vote import Distance, Uniform, predict
+from attnknn.embed.run import TrainedRun
+from attnknn.evaluate.compare import compare_methods, row_intervals
+from attnknn.evaluate.measure import METRIC_NAMES, negative_log_likelihood
+from attnknn.studies.common import (
     Neighbourhoods,
     Predictions,
     judged_attention_at,
@@ -24,7 +25,6 @@ from attnknn.studies.contest import (
     search_run,
     tidy_measures,
 )
-from attnknn.trained import TrainedRun
 
 
 @dataclass(frozen=True)

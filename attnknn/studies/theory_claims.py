@@ -5,11 +5,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnknn.measure import HIGHER_IS_BETTER, METRIC_NAMES
+from attnknn.evaluate.measure import HIGHER_IS_BETTER, METRIC_NAMES
+from attnknn.studies.claims import SAME_ACCURACY, SAME_NLL_SHARE
 from attnknn.studies.gumbel import MISMATCH_LEVEL, smallest_p
-from attnknn.studies.judging import SAME_ACCURACY, SAME_NLL_SHARE
-from attnknn.studies.root_n import RootN, chosen_exponent, error_exponent
-from attnknn.studies.theory import Theory
+from attnknn.studies.theory import RootN, Theory, chosen_exponent, error_exponent
 
 HOLDS, FAILS, PARTLY, UNDECIDED = "holds", "does not hold", "holds in part", "not decided"
 NORM_LIMIT = 1e-5  # float32 rows of a few hundred entries

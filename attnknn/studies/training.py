@@ -2,9 +2,9 @@
 
 import pandas as pd
 
-from attnknn.fit import judged_nll
-from attnknn.neighbours import Neighbours
-from attnknn.trained import PARTS, TrainedRun
+from attnknn.core.fit import judged_nll
+from attnknn.core.neighbours import Neighbours
+from attnknn.embed.run import PARTS, TrainedRun
 
 
 def run_facts(run: TrainedRun) -> pd.DataFrame:

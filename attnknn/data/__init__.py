@@ -1,0 +1,1 @@
+"""Names and paths to labelled rows, split, verified and changed on purpose."""

@@ -1,0 +1,268 @@
+"""Data: the name of a data set, or a path, becomes training, validation and test rows.
+
+Scalers, encoders and statistics are fitted on training rows alone. Axes: N rows, F features.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float, Int, UInt8
+
+from attnknn.checks import check_count, check_one_of, nearest_name
+from attnknn.data.known import READERS, resize_images
+from attnknn.data.own import read_own
+from attnknn.data.rows import TEST, TRAIN, VAL, Rows, SplitError, draw_rows, duplicate_groups
+from attnknn.data.tables import NUMERIC_SCALES, fit_table_encoder
+
+
+class UnknownDatasetError(ValueError):
+    """The data set is neither a known name nor an existing path."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows and their labels.
+
+    Attributes:
+        inputs: Images as uint8, or features.
+        labels: Class ids.
+    """
+
+    inputs: UInt8[np.ndarray, "N channels height width"] | Float[np.ndarray, "N F"]
+    labels: Int[np.ndarray, "N"]
+
+    def __post_init__(self) -> None:
+        if len(self.inputs) != len(self.labels):
+            raise ValueError(
+                f"labels must have one entry a row, got {len(self.labels)} for {len(self.inputs)}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A data set, ready for training.
+
+    Attributes:
+        name: The data set as it was asked for.
+        kind: "image", "table" or "embedding".
+        train: Rows to learn from.
+        val: Rows to choose by.
+        test: Rows to report on.
+        class_names: Name of each class id.
+        mean: Channel means of pixels scaled to [0, 1]; empty unless images.
+        std: Channel deviations of pixels scaled to [0, 1]; empty unless images.
+        n_numeric: Tables: the first columns are standardised numbers, the rest one-hot.
+        feature_names: Tables: name of each column.
+        augmentation: Training transforms that suit these images, out of "crop", "flip",
+            "jitter" and "rotate".
+        source: Where the rows came from.
+    """
+
+    name: str
+    kind: str
+    train: Split
+    val: Split
+    test: Split
+    class_names: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    n_numeric: int
+    feature_names: tuple[str, ...]
+    augmentation: tuple[str, ...]
+    source: str
+
+    @property
+    def n_classes(self) -> int:
+        """Number of classes."""
+        return len(self.class_names)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over the rows and labels of all splits, in order."""
+        digest = hashlib.sha256()
+        for split in (self.train, self.val, self.test):
+            for array in (split.inputs, split.labels):
+                digest.update(f"{array.dtype.str}{array.shape}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def load_splits(
+    dataset: str | Path,
+    *,
+    val_rows: int | None = None,
+    seed: int = 42,
+    max_train_rows: int | None = None,
+    max_test_rows: int | None = None,
+    label_column: str = "label",
+    image_size: int | None = None,
+    numeric: str = "standard",
+) -> Splits:
+    """Return the training, validation and test rows of a data set.
+
+    Rows with identical inputs never fall on two sides of a split that is drawn here.
+
+    Args:
+        dataset: A known name, or the path of an image folder (one sub-folder a class), a CSV or
+            Parquet table, or ``.npy`` / ``.npz`` embeddings.
+        val_rows: Validation rows to draw; None takes the data set's own share.
+        seed: Decides which rows are drawn.
+        max_train_rows: Draw a stratified part of the training rows, for quick runs.
+        max_test_rows: The same for the test rows.
+        label_column: Tables of one's own: the column that holds the label.
+        image_size: Images: side in pixels; None keeps the data set's usual size.
+        numeric: Tables: "standard" or "quantile" scaling of number columns.
+
+    Raises:
+        UnknownDatasetError: Neither a known name nor an existing path.
+        DataUnavailableError: A known data set that no route delivers.
+        SplitError: Too few rows of some class.
+    """
+    check_one_of("numeric", numeric, NUMERIC_SCALES)
+    name = str(dataset)
+    rows = _read(name, label_column=label_column, image_size=image_size)
+    parts = _draw_parts(
+        rows, seed, val_rows=val_rows, max_train_rows=max_train_rows, max_test_rows=max_test_rows
+    )
+    images = rows.kind == "image"
+    fields = _image_fields(rows, parts) if images else _feature_fields(rows, parts, numeric)
+    train, val, test = (
+        Split(inputs, rows.labels[ids])
+        for inputs, ids in zip(fields.pop("inputs"), parts, strict=True)
+    )
+    return Splits(
+        name=name,
+        kind=rows.kind,
+        train=train,
+        val=val,
+        test=test,
+        class_names=rows.class_names,
+        augmentation=rows.augmentation,
+        source=rows.source,
+        **fields,
+    )
+
+
+def _read(name: str, *, label_column: str, image_size: int | None) -> Rows:
+    if image_size is not None:
+        check_count("image_size", image_size)
+    if name in READERS:
+        rows = READERS[name]()
+    elif Path(name).exists():
+        rows = read_own(Path(name), label_column=label_column, image_size=image_size)
+    else:
+        raise UnknownDatasetError(
+            f"dataset must be one of {', '.join(READERS)}, or an existing path, "
+            f"got dataset={name!r}{nearest_name(name, READERS)}"
+        )
+    if image_size is None:
+        return rows
+    if rows.kind != "image":
+        raise ValueError(f"image_size must be None for a {rows.kind} data set, got {image_size=}")
+    return replace(rows, image_size=image_size)
+
+
+def _draw_parts(
+    rows: Rows,
+    seed: int,
+    *,
+    val_rows: int | None,
+    max_train_rows: int | None,
+    max_test_rows: int | None,
+) -> list[Int[np.ndarray, "M"]]:
+    """Return the row ids of the training, validation and test part."""
+    check_count("seed", seed, low=0)
+    n_classes = len(rows.class_names)
+    part = np.full(len(rows.labels), TRAIN) if rows.part is None else rows.part.copy()
+    draw_test, draw_val = not (part == TEST).any(), not (part == VAL).any()
+    if val_rows is not None and not draw_val:
+        raise ValueError(f"val_rows must be None: the data set fixes its own, got {val_rows=}")
+    _check_class_sizes(rows, part == TRAIN, need=1 + draw_test + draw_val)
+    if draw_test:
+        # A small data set still shows every class.
+        n_test = max(n_classes, round(rows.test_share * len(part)))
+        _move(rows, part, TEST, n_test, seed=seed)
+    if draw_val:
+        if val_rows is not None:
+            n_val = check_count("val_rows", val_rows, low=n_classes)
+        else:
+            n_val = max(n_classes, round(rows.val_share * (part == TRAIN).sum()))
+        _move(rows, part, VAL, n_val, seed=seed)
+    train, val, test = (np.flatnonzero(part == code) for code in (TRAIN, VAL, TEST))
+    train = _thin(rows, train, "max_train_rows", max_train_rows, seed=(seed, 3))
+    return [train, val, _thin(rows, test, "max_test_rows", max_test_rows, seed=(seed, 4))]
+
+
+def _check_class_sizes(rows: Rows, drawable: np.ndarray, *, need: int) -> None:
+    counts = np.bincount(rows.labels[drawable], minlength=len(rows.class_names))
+    if counts.min() < need:
+        name = rows.class_names[counts.argmin()]
+        raise SplitError(
+            f"every class must have at least {need} rows to be split, "
+            f"got {counts.min()} of class {name!r}"
+        )
+
+
+def _move(rows: Rows, part: np.ndarray, code: int, n_rows: int, *, seed: int) -> None:
+    """Turn about ``n_rows`` training rows into validation or test rows, in place."""
+    ids = np.flatnonzero(part == TRAIN)
+    # NOTE: copies of one row stay together; a test row seen in training is a leak.
+    inputs = rows.inputs.iloc[ids] if isinstance(rows.inputs, pd.DataFrame) else rows.inputs[ids]
+    groups = duplicate_groups(inputs)
+    part[ids[draw_rows(rows.labels[ids], n_rows, seed=(seed, code), groups=groups)]] = code
+
+
+def _thin(
+    rows: Rows,
+    ids: Int[np.ndarray, "M"],
+    name: str,
+    limit: int | None,
+    *,
+    seed: tuple[int, int],
+) -> Int[np.ndarray, "L"]:
+    """Return a stratified part of ``ids`` of at most ``limit`` rows."""
+    if limit is None or check_count(name, limit, low=len(rows.class_names)) >= len(ids):
+        return ids
+    return ids[draw_rows(rows.labels[ids], limit, seed=seed, leave=0)]
+
+
+def _image_fields(rows: Rows, parts: list[np.ndarray]) -> dict:
+    """Return the inputs of each part and the fields of ``Splits`` that depend on them."""
+    inputs = [_shaped(rows.inputs[ids], rows) for ids in parts]
+    mean, std = rows.mean, rows.std
+    if not mean:
+        pixels = inputs[0] / np.float32(255)  # NOTE: training rows alone
+        mean = tuple(pixels.mean(axis=(0, 2, 3), dtype=np.float64).tolist())
+        std = tuple(max(s, 1e-6) for s in pixels.std(axis=(0, 2, 3), dtype=np.float64).tolist())
+    repeats = inputs[0].shape[1] // len(mean)
+    return {
+        "inputs": inputs,
+        "mean": mean * repeats,
+        "std": std * repeats,
+        "n_numeric": 0,
+        "feature_names": (),
+    }
+
+
+def _shaped(images: np.ndarray, rows: Rows) -> np.ndarray:
+    if rows.image_size is not None:
+        images = resize_images(images, rows.image_size)
+    return images.repeat(rows.channels, axis=1) if images.shape[1] == 1 else images
+
+
+def _feature_fields(rows: Rows, parts: list[np.ndarray], numeric: str) -> dict:
+    """Return what ``_image_fields`` does, for tables and embeddings."""
+    fields = {"mean": (), "std": (), "n_numeric": 0, "feature_names": ()}
+    if rows.kind == "embedding":
+        return {**fields, "inputs": [rows.inputs[ids] for ids in parts]}
+    tables = [rows.inputs.iloc[ids] for ids in parts]
+    encoder = fit_table_encoder(tables[0], numeric=numeric)  # NOTE: training rows alone
+    fields |= {"n_numeric": len(encoder.mean), "feature_names": encoder.feature_names}
+    return {**fields, "inputs": [encoder.encode(table) for table in tables]}

@@ -1,0 +1,1 @@
+"""Inputs to unit rows: networks, their training, and the runs it leaves behind."""

@@ -1,0 +1,1 @@
+"""Probabilities and labels to numbers: measures, calibration, paired comparisons."""

@@ -1,0 +1,1 @@
+"""Notebooks to pages: plans, executed copies, PDFs, the bound report."""

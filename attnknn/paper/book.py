@@ -1,0 +1,240 @@
+"""All notebooks of a run in one PDF: verdicts and contents on page one, then a chapter each."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnknn.files import write_atomic
+from attnknn.paper.pdf import (
+    Chapter,
+    call,
+    heading_call,
+    provenance_lines,
+    read_chapters,
+    read_source,
+    without_headings,
+)
+from attnknn.paper.typst import (
+    Cleaner,
+    Node,
+    Workshop,
+    breakable,
+    clean,
+    plain_text,
+    raw_block,
+    read_markdown,
+    typst_string,
+    workshop,
+    write_typst,
+)
+
+# ---- A notebook's verdict → what page one says of it: the first points, or a count of them.
+
+MOST_LETTERS = 300  # of an excerpt: three lines of page one
+_LEAST_COUNTED = 5  # points; fewer are shown as they are
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The beginning of a verdict.
+
+    Attributes:
+        blocks: Pandoc blocks: paragraphs, and lists of whole points.
+        n_left: Points and paragraphs left out.
+    """
+
+    blocks: list[Node]
+    n_left: int
+
+
+def excerpt(blocks: Sequence[Node]) -> Excerpt:
+    """Return whole points from the beginning of a verdict, at least one.
+
+    A long list whose points all end in one of a few bold words ("holds", "does not hold") is
+    counted instead: its first points would say nothing of the rest.
+
+    Args:
+        blocks: The verdict's pandoc blocks.
+    """
+    if (tally := _tally(blocks)) is not None:
+        return Excerpt([tally], 0)
+    points = list(_points(blocks))
+    kept: list[tuple[bool, list[Node]]] = []
+    room = MOST_LETTERS
+    for listed, point in points:
+        room -= len(plain_text(point))
+        # A paragraph that introduces a list says nothing without the first point of it.
+        introduces = bool(kept) and not kept[-1][0] and listed
+        if kept and room < 0 and not introduces:
+            break
+        kept.append((listed, point))
+    return Excerpt(_joined(kept), len(points) - len(kept))
+
+
+def _points(blocks: Sequence[Node]) -> Iterator[tuple[bool, list[Node]]]:
+    """Yield each paragraph and each point of a list, and whether it is such a point."""
+    for block in blocks:
+        if block["t"] == "BulletList":
+            yield from ((True, item) for item in block["c"])
+        else:
+            yield False, [block]
+
+
+def _joined(points: Sequence[tuple[bool, list[Node]]]) -> list[Node]:
+    blocks: list[Node] = []
+    for listed, point in points:
+        if listed and blocks and blocks[-1]["t"] == "BulletList":
+            blocks[-1]["c"].append(point)
+        elif listed:
+            blocks.append({"t": "BulletList", "c": [point]})
+        else:
+            blocks += point
+    return blocks
+
+
+def _tally(blocks: Sequence[Node]) -> Node | None:
+    """Return "holds 7, does not hold 4" for a list of which every point has one such word."""
+    if not blocks or blocks[0]["t"] != "BulletList":
+        return None
+    points = blocks[0]["c"]
+    bold = [list(_bold_words(point)) for point in points]
+    if len(points) < _LEAST_COUNTED or any(len(words) != 1 for words in bold):
+        return None
+    counts = Counter(words[0] for words in bold)
+    if len(counts) > len(points) // 2:
+        return None
+    parts: list[Node] = [{"t": "Str", "c": f"Of {len(points)} points:"}]
+    for i, (words, count) in enumerate(counts.most_common()):
+        strong = {"t": "Strong", "c": [{"t": "Str", "c": words}]}
+        end = "." if i == len(counts) - 1 else ","
+        parts += [{"t": "Space"}, strong, {"t": "Space"}, {"t": "Str", "c": f"{count}{end}"}]
+    return {"t": "Para", "c": parts}
+
+
+def _bold_words(node: Any) -> Iterator[str]:
+    if isinstance(node, list):
+        for item in node:
+            yield from _bold_words(item)
+    elif isinstance(node, dict):
+        if node["t"] == "Strong":
+            yield plain_text(node)
+        else:
+            yield from _bold_words(node.get("c", []))
+
+
+NO_VERDICT = "*No verdict was computed.*"
+_MOST_WITH_SECTIONS = 6  # chapters; with more, the contents list chapters only and fit page one
+
+
+def bind_report(
+    notebooks: Sequence[Path],
+    output: Path,
+    *,
+    title: str,
+    provenance: Mapping[str, object],
+    verdicts: Sequence[tuple[str, str]] | None = None,
+    preface: str = "",
+) -> Path:
+    """Bind executed notebooks into one PDF and return where it is.
+
+    Args:
+        notebooks: The notebooks in reading order.
+        output: The PDF.
+        title: Title of the whole, plain text.
+        provenance: Where the numbers come from, such as run, seeds and commit.
+        verdicts: Pairs (title, Markdown sentence) for page one; by default the beginning of what
+            each notebook's cells tagged ``verdict`` have put out.
+        preface: Markdown of a chapter before the notebooks, with a heading; none when empty.
+
+    Raises:
+        ValueError: If there is no notebook, or one of the files is not a notebook.
+        PDFError: If Typst refuses the document; the message names the kept source.
+    """
+    if not notebooks:
+        raise ValueError(f"notebooks must name at least one notebook, got {notebooks=}")
+    sources = [read_source(path) for path in notebooks]
+    with workshop() as place:
+        chapters = _told_apart(read_chapters(sources, place, top_level=2), notebooks)
+        if verdicts is None:
+            found = (source.verdict for source in sources)
+            titles = (chapter.title for chapter in chapters)
+            entries = [(t, v or NO_VERDICT) for t, v in zip(titles, found, strict=True)]
+        else:
+            entries = [(_plain_title(t), v) for t, v in verdicts]
+        before = _preface(preface, place) if preface else []
+        front = _front(entries, place, linked=verdicts is None)
+        pdf = _bind(chapters, front, before, place, title=title, provenance=provenance)
+    return write_atomic(output, lambda file: file.write(pdf))
+
+
+def _told_apart(chapters: Sequence[Chapter], notebooks: Sequence[Path]) -> list[Chapter]:
+    """Return the chapters; those of one title get what their files add to it, such as a seed."""
+    counts = Counter(plain_text(chapter.title) for chapter in chapters)
+    endings = [Path(notebook).stem.partition(".")[2] for notebook in notebooks]
+    return [
+        replace(chapter, title=[*chapter.title, {"t": "Space"}, *_plain_title(f"({ending})")])
+        if ending and counts[plain_text(chapter.title)] > 1
+        else chapter
+        for chapter, ending in zip(chapters, endings, strict=True)
+    ]
+
+
+def _plain_title(text: str) -> list[Node]:
+    return [{"t": "Str", "c": breakable(clean(text))}]
+
+
+def _bind(
+    chapters: Sequence[Chapter],
+    front: Sequence[Node],
+    before: Sequence[Node],
+    place: Workshop,
+    *,
+    title: str,
+    provenance: Mapping[str, object],
+) -> bytes:
+    date = max((chapter.date for chapter in chapters), default=datetime.now(UTC))
+    cover = Chapter(_plain_title(title), [], date, provenance_lines(provenance))
+    depth = 2 if len(chapters) <= _MOST_WITH_SECTIONS else 1
+    blocks = [heading_call("title-block", cover), *front, raw_block(f"#contents({depth})")]
+    blocks += before
+    for i, chapter in enumerate(chapters):
+        own = [line for line in chapter.provenance if line not in cover.provenance]
+        blocks += [raw_block(f'#chapter-start("{_mark(i)}")')]
+        blocks += [heading_call("chapter", replace(chapter, provenance=own)), *chapter.blocks]
+    short = typst_string(plain_text(cover.title))
+    head = f'#import "paper.typ": *\n#show: paper.with(short: {short}, bound: true)\n\n'
+    return place.compile(head + write_typst(blocks), timestamp=date)
+
+
+def _mark(place: int) -> str:
+    """Return the label of a chapter; nothing that a notebook can name begins with a dot."""
+    return f".chapter-{place}"
+
+
+def _front(
+    entries: Sequence[tuple[list[Node], str]], place: Workshop, *, linked: bool
+) -> list[Node]:
+    trees = read_markdown({f"v{i}": clean(text) for i, (_, text) in enumerate(entries)})
+    cleaner = Cleaner(place)
+    blocks = [raw_block("#summary[")]
+    for i, (words, _) in enumerate(entries):
+        found = excerpt(without_headings(cleaner.clean(trees.get(f"v{i}", []))))
+        blocks += [raw_block("#summary-entry["), call("summary-title", words), *found.blocks]
+        if found.n_left and linked:
+            blocks.append(raw_block(f'#summary-rest({found.n_left}, "{_mark(i)}")'))
+        blocks.append(raw_block("]"))
+    return [*blocks, raw_block("]")]
+
+
+def _preface(markdown: str, place: Workshop) -> list[Node]:
+    """Return a chapter of Markdown alone; its first heading is the chapter's."""
+    blocks = Cleaner(place, prefix="preface-").clean(read_markdown({"p": clean(markdown)})["p"])
+    heading = next((block for block in blocks if block["t"] == "Header"), None)
+    if heading is None:
+        raise ValueError(f"preface must hold a heading, got {markdown[:80]!r}")
+    blocks.remove(heading)
+    opening = call("preface-start", heading["c"][2])
+    return [opening, *without_headings(blocks)]

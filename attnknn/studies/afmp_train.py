@@ -1,0 +1,581 @@
+"""Folders of AFMP runs: a setting and a seed become a finished run, trained or read.
+
+A run is finished when its ``report.json`` is there: it is written last. Axes: C classes.
+"""
+
+import ast
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, UInt8
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+from tqdm import TqdmWarning, tqdm
+
+import attnknn
+from attnknn.afmp.graph import AFMPConfig
+from attnknn.afmp.model import AFMP, AFMPTrunk
+from attnknn.afmp.published import PublishedAFMP
+from attnknn.checks import check_count, check_one_of, check_range
+from attnknn.core.kernels import with_fast_linear
+from attnknn.data.change import augment_batch
+from attnknn.data.splits import Split, Splits
+from attnknn.embed.rows import to_batch
+from attnknn.files import (
+    REPORT_NAME,
+    load_checkpoint,
+    locked_folder,
+    provenance,
+    read_report,
+    save_checkpoint,
+    save_report,
+    write_atomic,
+    write_text,
+)
+
+# ---- What an AFMP ablation trains, and how.
+
+KINDS = ("afmp", "published", "deit")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One entry of an ablation.
+
+    Attributes:
+        name: What it is called in tables and figures.
+        model: Sizes and switches; a transformer takes its depth, patch and size from it.
+        kind: "afmp", "published" (with the faults) or "deit" (a transformer of about this size).
+    """
+
+    name: str
+    model: AFMPConfig
+    kind: str = "afmp"
+
+    def __post_init__(self) -> None:
+        check_one_of("kind", self.kind, KINDS)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every setting is trained; the defaults are the published ones.
+
+    Attributes:
+        epochs: Rounds over the training rows.
+        batch_size: Images a step.
+        lr: First rate of AdamW.
+        weight_decay: Decay of AdamW.
+        patience: Epochs without a better validation accuracy before the rate is lowered.
+        factor: What the rate is multiplied by then.
+        augment: Transforms, out of those that suit the data.
+    """
+
+    epochs: int = 100
+    batch_size: int = 128
+    lr: float = 1e-3
+    weight_decay: float = 1e-4
+    patience: int = 5
+    factor: float = 0.2
+    augment: tuple[str, ...] = ("crop", "flip")
+
+    def __post_init__(self) -> None:
+        check_count("epochs", self.epochs)
+        check_count("batch_size", self.batch_size)
+        check_range("lr", self.lr, low=0, low_open=True)
+        check_range("weight_decay", self.weight_decay, low=0)
+        check_count("patience", self.patience, low=0)
+        check_range("factor", self.factor, low=0, high=1, low_open=True, high_open=True)
+
+
+# ---- A setting becomes an untrained classifier of pixels. Axes: B images, C classes, D width.
+
+# The transformer that stands beside AFMP: steps of its width, fine enough for sizes within 10 %,
+# and the least width of a head.
+WIDTH_STEP, HEAD_WIDTH = 4, 32
+
+
+class Classifier(nn.Module):
+    """Pixels in [0, 1] to logits: the data's mean and deviation are taken out, then the model."""
+
+    def __init__(self, network: nn.Module, splits: Splits) -> None:
+        super().__init__()
+        self.network = network
+        for name in ("mean", "std"):
+            statistic = torch.tensor(getattr(splits, name), dtype=torch.float32)
+            self.register_buffer(name, statistic[:, None, None])
+
+    def normalised(self, pixels: Float[Tensor, "B c h w"]) -> Float[Tensor, "B c h w"]:
+        """Return what the network sees."""
+        return (pixels - self.mean) / self.std
+
+    def forward(self, pixels: Float[Tensor, "B c h w"]) -> Float[Tensor, "B C"]:
+        """Return the logits."""
+        return self.network(self.normalised(pixels))
+
+    def logits_and_penalty(
+        self, pixels: Float[Tensor, "B c h w"]
+    ) -> tuple[Float[Tensor, "B C"], Float[Tensor, ""]]:
+        """Return the logits and what the model's own regulariser adds to the loss."""
+        if isinstance(self.network, AFMP):
+            return self.network.logits_and_penalty(self.normalised(pixels))
+        return self(pixels), pixels.new_zeros(())
+
+    def features(self, pixels: Float[Tensor, "B c h w"]) -> Float[Tensor, "B D"]:
+        """Return what the readout reads."""
+        return self.network.trunk(self.normalised(pixels))
+
+
+def build_classifier(setting: Setting, splits: Splits, *, seed: int) -> Classifier:
+    """Return the untrained model of a setting; the seed decides its weights."""
+    if splits.kind != "image":
+        raise ValueError(f"dataset must hold images for AFMP, got kind={splits.kind!r}")
+    channels, side = splits.train.inputs.shape[1], splits.train.inputs.shape[-1]
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        if setting.kind == "deit":
+            network = build_transformer(setting.model, splits.n_classes, channels, side)
+        else:
+            kind = AFMP if setting.kind == "afmp" else PublishedAFMP
+            network = kind(setting.model, splits.n_classes, channels=channels)
+    return Classifier(network, splits)
+
+
+def build_transformer(config: AFMPConfig, n_classes: int, channels: int, side: int) -> nn.Module:
+    """Return a DeiT-type model with the patches, the depth and about the size of an AFMP model."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)  # a hint about widgets nobody asked for
+        from timm.models.vision_transformer import VisionTransformer
+
+    wanted = sum(p.numel() for p in AFMPTrunk(config, channels=channels).parameters())
+    pixels = channels * config.patch**2
+
+    def size(width: int) -> int:  # blocks: 12 width^2; embedding: pixels * width
+        return config.layers * 12 * width**2 + pixels * width
+
+    widths = range(WIDTH_STEP, 1025, WIDTH_STEP)
+    width = min(widths, key=lambda width: abs(size(width) - wanted))
+    most = max(1, width // HEAD_WIDTH)
+    transformer = VisionTransformer(
+        img_size=side,
+        patch_size=config.patch,
+        in_chans=channels,
+        num_classes=n_classes,
+        embed_dim=width,
+        depth=config.layers,
+        num_heads=next(heads for heads in range(most, 0, -1) if width % heads == 0),
+    )
+    return with_fast_linear(transformer)  # the same products as AFMP's: times can be compared
+
+
+# ---- A trained classifier and images become logits, features, measures and facts about gates.
+#
+# Axes: N images, C classes, D width.
+
+LOOKED_AT = 256  # validation images whose gates are looked at
+DRAWN = 4  # validation images whose gates are kept, edge by edge
+EVALUATION_BATCH = 500  # of models whose results do not depend on it
+
+
+@torch.no_grad()
+def predict_logits(
+    model: nn.Module, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int | None = None
+) -> Float[np.ndarray, "N C"]:
+    """Return the logits of images, in evaluation mode.
+
+    Args:
+        model: A classifier.
+        inputs: The images.
+        batch_size: Images at once; None takes the model's own.
+    """
+    return _forward(model, model, inputs, batch_size or evaluation_batch(model))
+
+
+def evaluation_batch(model: nn.Module) -> int:
+    """Return how many images a model is evaluated on at once.
+
+    NOTE: in the published model only the first image of a batch exchanges messages, so its
+    accuracy depends on the batch: it keeps the source notebook's.
+    """
+    network = getattr(model, "network", model)
+    return network.batch_size if isinstance(network, PublishedAFMP) else EVALUATION_BATCH
+
+
+@torch.no_grad()
+def embed_features(
+    model: Classifier, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int = EVALUATION_BATCH
+) -> Float[np.ndarray, "N D"]:
+    """Return the unit-length features of images."""
+    rows = _forward(model, model.features, inputs, batch_size)
+    return F.normalize(torch.from_numpy(rows), dim=1).numpy()
+
+
+def _forward(
+    model: nn.Module, call: Callable[[Tensor], Tensor], inputs: np.ndarray, batch_size: int
+) -> np.ndarray:
+    model.eval()
+    device = next(model.parameters()).device
+    starts = range(0, len(inputs), batch_size)
+    parts = [call(to_batch(inputs[start : start + batch_size], device)).cpu() for start in starts]
+    return torch.cat(parts).numpy()
+
+
+def judge(model: nn.Module, split: Split, name: str) -> dict[str, float]:
+    """Return accuracy and NLL of a split."""
+    return measures(predict_logits(model, split.inputs), split.labels, name)
+
+
+def measures(
+    logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, " N"], name: str
+) -> dict[str, float]:
+    """Return accuracy and NLL of logits, called by the name of their split."""
+    rows, truth = torch.from_numpy(logits), torch.from_numpy(labels)
+    hits = (rows.argmax(dim=1) == truth).float().mean()
+    nll = F.cross_entropy(rows, truth)
+    return {f"{name}_accuracy": float(hits), f"{name}_nll": float(nll)}
+
+
+def gate_facts(model: Classifier, split: Split) -> list[dict[str, float]]:
+    """Return what the gates of each layer do on some images of a split.
+
+    ``kept`` is the share of edges that carry a message, ``closed`` the share of all gates (edges
+    and channels) below one half, pruned ones included, and ``mean`` the mean gate of kept edges;
+    NaN where none is.
+    """
+    device = next(model.parameters()).device
+    pixels = model.normalised(to_batch(split.inputs[:LOOKED_AT], device))
+    if isinstance(model.network, PublishedAFMP):  # one list of edges for the whole batch
+        opened = model.network.opened(pixels)
+        facts = [(1.0, (gates < 0.5).float().mean(), gates.mean()) for gates in opened]
+    else:
+        facts = []
+        for layer in model.network.gates(pixels):
+            kept = layer.kept.float().mean()
+            n_open = (layer.channels >= 0.5).sum()
+            n_gates = layer.kept.numel() * layer.channels.shape[2]
+            facts.append((kept, 1 - n_open / n_gates, layer.channels.mean()))
+    return [
+        {"kept": float(kept), "closed": float(closed), "mean": float(mean)}
+        for kept, closed, mean in facts
+    ]
+
+
+def middle_gates(model: Classifier, split: Split) -> Float[Tensor, "n_images E"]:
+    """Return the middle layer's mean gate of every edge of a split's first images, 0 if pruned."""
+    device = next(model.parameters()).device
+    model.eval()
+    layers = model.network.gates(model.normalised(to_batch(split.inputs[:DRAWN], device)))
+    return layers[len(layers) // 2].gates.cpu()
+
+
+# ---- The training loop of AFMP ablations.
+#
+# Validation rows choose the epoch and lower the rate. Test rows are read for the published form
+# alone, to show what choosing by them adds; nothing is chosen by them here. A killed training goes
+# on
+# from its last whole epoch and ends with the same numbers as an unbroken one.
+
+LOOK_EVERY = 10  # epochs between two looks at the gates
+
+
+class Training:
+    """One training: model, optimiser, rate, and every source of chance.
+
+    Args:
+        setting: What is trained.
+        splits: Rows to learn from, to choose by, and to report on.
+        recipe: How.
+        seed: Decides weights, order and augmentation.
+        device: Where.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        splits: Splits,
+        recipe: Recipe,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.setting, self.splits, self.recipe, self.device = setting, splits, recipe, device
+        self.model = build_classifier(setting, splits, seed=seed).to(device)
+        # Fused: one call for all parameters; one by one they cost a third of a small step.
+        fused = torch.device(device).type in ("cpu", "cuda")
+        rates = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+        self.optimiser = torch.optim.AdamW(self.model.parameters(), **rates, fused=fused)
+        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+            self.optimiser, mode="max", patience=recipe.patience, factor=recipe.factor
+        )
+        self.generator = torch.Generator().manual_seed(seed)
+        self.augment = [name for name in recipe.augment if name in splits.augmentation]
+        self.epoch, self.history, self.gates = 0, [], []
+        self.gate_maps: dict[str, Tensor] = {}  # epoch to the gates of a few images
+        self.best: dict[str, Any] = {"val_accuracy": -1.0, "model": None}
+
+    def run(self, checkpoint: Path, *, progress: bool = True) -> None:
+        """Train to the end, from the checkpoint if there is one, and leave the best weights."""
+        if checkpoint.exists():
+            self._restore(load_checkpoint(checkpoint))
+        epochs = range(self.epoch, self.recipe.epochs)
+        for _ in tqdm(epochs, desc=self.setting.name, disable=not progress, leave=False):
+            self._run_epoch()
+            save_checkpoint(checkpoint, self._state())
+        self.model.load_state_dict(self.best["model"])
+
+    def _run_epoch(self) -> None:
+        start, cpu_start = time.perf_counter(), time.process_time()
+        row = {"epoch": self.epoch + 1, "lr": self.optimiser.param_groups[0]["lr"]}
+        row |= self._train_epoch()
+        # NOTE: seconds of the training alone; judging and looking at gates are not training.
+        row["seconds"] = time.perf_counter() - start
+        # Of all threads; unlike the clock on the wall, untouched by what else the machine does.
+        row["cpu_seconds"] = time.process_time() - cpu_start
+        row |= judge(self.model, self.splits.val, "val")
+        # What the source notebook called the time of an epoch: nothing but that is told by it.
+        row["cpu_seconds_with_validation"] = time.process_time() - cpu_start
+        if self.setting.kind == "published":
+            # Only to show what choosing the epoch on test rows, as published, makes of it.
+            row["test_accuracy"] = judge(self.model, self.splits.test, "test")["test_accuracy"]
+        self.epoch += 1
+        self.history.append(row)
+        self._look_at_gates()
+        self.plateau.step(row["val_accuracy"])
+        # NOTE: leakage guard. The epoch is chosen on validation rows, never on test rows.
+        if row["val_accuracy"] > self.best["val_accuracy"]:
+            weights = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
+            self.best = {"val_accuracy": row["val_accuracy"], "model": weights}
+
+    def _train_epoch(self) -> dict[str, float]:
+        self.model.train()
+        train, sums, n_rows = self.splits.train, torch.zeros(3), 0
+        for ids in torch.randperm(len(train), generator=self.generator).split(
+            self.recipe.batch_size
+        ):
+            pixels = to_batch(train.inputs[ids.numpy()])
+            pixels = augment_batch(pixels, self.augment, self.generator).to(self.device)
+            labels = torch.from_numpy(train.labels[ids.numpy()]).to(self.device)
+            sums += len(ids) * self._step(pixels, labels)
+            n_rows += len(ids)
+        loss, penalty, accuracy = (sums / n_rows).tolist()
+        return {"loss": loss, "sparsity_loss": penalty, "train_accuracy": accuracy}
+
+    def _step(self, pixels: Tensor, labels: Tensor) -> Float[Tensor, "3"]:
+        logits, penalty = self.model.logits_and_penalty(pixels)
+        loss = F.cross_entropy(logits, labels)
+        if not torch.isfinite(loss):
+            raise RuntimeError(
+                f"the training loss became {loss.item()} in epoch {self.epoch + 1}: lower lr, "
+                f"now {self.recipe.lr}"
+            )
+        self.optimiser.zero_grad()
+        (loss + penalty).backward()
+        self.optimiser.step()
+        hits = (logits.argmax(dim=1) == labels).float().mean()
+        return torch.stack([loss, penalty, hits]).detach().cpu()
+
+    def _look_at_gates(self) -> None:
+        """Record the gates of some validation images, now and then and after the last epoch."""
+        due = self.epoch % LOOK_EVERY == 0 or self.epoch == self.recipe.epochs
+        if not due or self.setting.kind == "deit":
+            return
+        self.gates += [
+            {"epoch": self.epoch, "layer": place + 1, **facts}
+            for place, facts in enumerate(gate_facts(self.model, self.splits.val))
+        ]
+        if self.setting.kind == "afmp":
+            self.gate_maps[str(self.epoch)] = middle_gates(self.model, self.splits.val)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "epoch": self.epoch,
+            "history": self.history,
+            "gates": self.gates,
+            "gate_maps": self.gate_maps,
+            "best": self.best,
+            "model": self.model.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "plateau": self.plateau.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.epoch, self.history = state["epoch"], state["history"]
+        self.gates, self.best = state["gates"], state["best"]
+        self.gate_maps = state["gate_maps"]
+        for name in ("model", "optimiser", "plateau"):
+            getattr(self, name).load_state_dict(state[name])
+        self.generator.set_state(state["generator"])
+
+
+# The files whose code decides what a training ends with; reports name the versions of libraries.
+TRAINED_BY = ("linear.py", "augment.py", "embed.py", "afmp/**/*.py", "afmptrain/**/*.py")
+
+
+@dataclass(frozen=True)
+class AblationRun:
+    """A finished run, read from its folder.
+
+    Attributes:
+        setting: What was trained.
+        seed: Its seed.
+        history: One row an epoch.
+        gates: Gates by epoch and layer; empty for a transformer.
+        gate_maps: Epoch to the middle layer's gates of the first validation images, edge by edge;
+            of the corrected model only.
+        logits: Logits of the "val" and the "test" rows.
+        report: Metrics, seconds, provenance.
+        folder: Where it is.
+    """
+
+    setting: Setting
+    seed: int
+    history: pd.DataFrame
+    gates: pd.DataFrame
+    gate_maps: dict[int, Float[np.ndarray, "n_images E"]]
+    logits: dict[str, Float[np.ndarray, "_ C"]]
+    report: dict[str, Any]
+    folder: Path
+
+    def load_model(self, splits: Splits) -> Classifier:
+        """Return the trained model of the best epoch."""
+        model = build_classifier(self.setting, splits, seed=self.seed)
+        model.load_state_dict(load_file(self.folder / "model.safetensors"))
+        return model.eval()
+
+
+def run_path(folder: Path, setting: Setting, splits: Splits, recipe: Recipe, *, seed: int) -> Path:
+    """Return the folder of one run; another setting, recipe, row or code means another folder."""
+    identity = [asdict(setting), asdict(recipe), splits.fingerprint, training_code()]
+    content = json.dumps(identity, sort_keys=True)
+    slug = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in setting.name)
+    return Path(folder) / f"{slug}-{sha256(content.encode()).hexdigest()[:8]}" / f"seed{seed}"
+
+
+@cache
+def training_code() -> str:
+    """Return the digest of the code that trains; studies and figures are no part of it.
+
+    Statements count, comments and docstrings do not. Another Python may write the same statements
+    in another way: then a run is trained again.
+    """
+    root = Path(attnknn.__file__).parent
+    files = sorted(path for pattern in TRAINED_BY for path in root.glob(pattern))
+    content = [[str(path.relative_to(root)), _statements(path.read_text())] for path in files]
+    return sha256(json.dumps(content).encode()).hexdigest()
+
+
+def _statements(source: str) -> str:
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        if documented and ast.get_docstring(node) is not None:
+            node.body = node.body[1:]
+    return ast.dump(tree)
+
+
+def train_setting(
+    folder: Path,
+    setting: Setting,
+    splits: Splits,
+    recipe: Recipe,
+    *,
+    seed: int,
+    data: dict[str, Any],
+    device: torch.device | str = "cpu",
+    progress: bool = True,
+) -> AblationRun:
+    """Train a setting with one seed, or read the run if it is finished.
+
+    Args:
+        folder: Folder of all runs of an ablation.
+        setting: What is trained.
+        splits: The rows.
+        recipe: How.
+        seed: Decides weights, order and augmentation.
+        data: What was asked of ``load_splits``, for the report.
+        device: Where.
+        progress: Show a bar over the epochs.
+    """
+    path = run_path(folder, setting, splits, recipe, seed=seed)
+    if not (path / REPORT_NAME).exists():
+        with locked_folder(path):
+            _train(path, setting, splits, recipe, seed, data, device, progress)
+    return load_ablation_run(path, setting)
+
+
+def _train(
+    path: Path,
+    setting: Setting,
+    splits: Splits,
+    recipe: Recipe,
+    seed: int,
+    data: dict[str, Any],
+    device: torch.device | str,
+    progress: bool,
+) -> None:
+    origin, checkpoint = provenance(), path / "checkpoint.pt"
+    training = Training(setting, splits, recipe, seed=seed, device=device)
+    training.run(checkpoint, progress=progress)
+    history = pd.DataFrame(training.history)
+    model = training.model.cpu()
+    judged = {"val": splits.val, "test": splits.test}
+    logits = {part: predict_logits(model, split.inputs) for part, split in judged.items()}
+    metrics = {}
+    for part, split in judged.items():
+        metrics |= measures(logits[part], split.labels, part)
+    tensors = {f"{part}_logits": torch.from_numpy(rows) for part, rows in logits.items()}
+    write_atomic(path / "logits.safetensors", lambda handle: handle.write(save(tensors)))
+    maps = save(training.gate_maps)
+    write_atomic(path / "gate_maps.safetensors", lambda handle: handle.write(maps))
+    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
+    write_atomic(path / "model.safetensors", lambda handle: handle.write(save(weights)))
+    write_text(path / "history.csv", history.to_csv(index=False))
+    write_text(path / "gates.csv", pd.DataFrame(training.gates).to_csv(index=False))
+    save_report(
+        path,
+        config={"setting": asdict(setting), "recipe": asdict(recipe), "data": data},
+        seed=seed,
+        metrics=metrics,
+        seconds=float(history["seconds"].sum()),
+        origin=origin,
+        parameters=sum(p.numel() for p in model.parameters()),
+        threads=torch.get_num_threads(),
+        rows={part: len(getattr(splits, part)) for part in ("train", "val", "test")},
+        data_source=splits.source,
+        data_fingerprint=splits.fingerprint,
+        training_code=training_code(),
+    )
+    checkpoint.unlink(missing_ok=True)
+
+
+def load_ablation_run(path: Path, setting: Setting) -> AblationRun:
+    """Return a finished run."""
+    report = read_report(path)
+    tensors = load_file(path / "logits.safetensors")
+    maps = load_file(path / "gate_maps.safetensors")
+    sorted_maps = sorted(maps.items(), key=lambda item: int(item[0]))
+    try:
+        gates = pd.read_csv(path / "gates.csv")
+    except pd.errors.EmptyDataError:
+        gates = pd.DataFrame()
+    return AblationRun(
+        setting=setting,
+        seed=report["seed"],
+        history=pd.read_csv(path / "history.csv"),
+        gates=gates,
+        gate_maps={int(epoch): table.numpy() for epoch, table in sorted_maps},
+        logits={part: tensors[f"{part}_logits"].numpy() for part in ("val", "test")},
+        report=report,
+        folder=path,
+    )

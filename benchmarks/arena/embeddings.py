@@ -1,0 +1,3 @@
+"""Embeddings as tables."""
+
+READERS: dict = {}
