@@ -6,13 +6,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from tiny import JOINT, SMALL, config
 from torch import nn
 
 from attnknn.data.splits import load_splits
 from attnknn.embed import networks as fast
 from attnknn.embed.loop import Stage1
 from attnknn.embed.parallel import Group, joined
+from tests.tiny import JOINT, SMALL, config
 
 # 49 rows a batch: shares of 24 and 25. A mixed batch has partners across the shares.
 COMMON = {"dataset": "digits", "batch_size": 49, "augment": ["crop"], "crop_pad": 1}

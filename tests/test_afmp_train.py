@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from tiny import tiny_splits
 
 from attnknn import figures as plot
 from attnknn.afmp.graph import AFMPConfig
@@ -42,6 +41,7 @@ from attnknn.studies.afmp_train import (
     run_path,
     train_setting,
 )
+from tests.tiny import tiny_splits
 
 ROOT = Path(__file__).parents[1]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from toy_project import cell, make_project, write_notebook
 
 import attnknn.paper.execute
 from attnknn.cli import main, parse_seeds
 from attnknn.config import ConfigError
 from attnknn.data import download as sources
+from tests.toy_project import cell, make_project, write_notebook
 
 
 @pytest.fixture

@@ -555,7 +555,7 @@ class TestInputs:
         assert model.score(flowers[2], flowers[3]) > 0.6
 
     def test_an_image_backbone_takes_images(self):
-        from tiny import tiny_splits
+        from tests.tiny import tiny_splits
 
         split = tiny_splits().train
         settings = {"widths": [4, 6, 8], "epochs": 2, "batch_size": 20}

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from toy_project import cell, make_project, write_notebook
 
 from attnknn.cli import main
 from attnknn.config import ConfigError
@@ -17,6 +16,7 @@ from attnknn.paper.execute import Outcome
 from attnknn.paper.folder import ORIGIN_NAME, RunFolder, adopt_training, code_digest
 from attnknn.paper.plan import make_grid, make_plan, point_name
 from attnknn.paper.summary import summarise_grid
+from tests.toy_project import cell, make_project, write_notebook
 
 
 @pytest.fixture

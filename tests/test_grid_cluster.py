@@ -12,10 +12,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from toy_project import make_project, study_cells, training_cells, write_notebook
 
 import attnknn
 from attnknn.files import read_json
+from tests.toy_project import make_project, study_cells, training_cells, write_notebook
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.slow

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from conftest import unit
 
 from attnknn.core.bank import MemoryBank
 from attnknn.core.neighbours import LabelView
+from tests.conftest import unit
 
 
 def test_a_label_view_by_hand(circle):

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny import JOINT, SMALL, config, tiny_splits
 from torch import nn
 
 from attnknn.embed.networks import build_embedder
 from attnknn.embed.objectives import Batch, HeadObjective, JointObjective, SelfMemory
+from tests.tiny import JOINT, SMALL, config, tiny_splits
 
 ROWS = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
 IDS = torch.tensor([3, 0, 4, 1])

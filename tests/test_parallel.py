@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from parallel_cases import CASES, PLAIN, train
-from tiny import SMALL, config, tiny_splits
 from torch import nn
 
 from attnknn.config import ConfigError
@@ -17,6 +15,8 @@ from attnknn.embed.loop import Stage1
 from attnknn.embed.parallel import ALONE, Group, joined, running_statistics
 from attnknn.embed.run import load_run
 from attnknn.train import main
+from tests.parallel_cases import CASES, PLAIN, train
+from tests.tiny import SMALL, config, tiny_splits
 
 ROOT = Path(__file__).parent.parent
 

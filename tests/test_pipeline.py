@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_project import cell, make_project, study_cells, training_cells, write_notebook
 
 from attnknn.config import QUICKSTART_DATA, ConfigError, parse_setting
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
@@ -19,6 +18,7 @@ from attnknn.paper.folder import RunFolder
 from attnknn.paper.notebooks import assign, find_notebooks, read_notebook, run_name
 from attnknn.paper.plan import make_plan
 from attnknn.studies.quickstart import PROBLEMS
+from tests.toy_project import cell, make_project, study_cells, training_cells, write_notebook
 
 FAILING = "import time\nvalues = [1]\nvalues[3]"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 from attnknn.embed import loop as stage1
 from attnknn.embed.loop import Stage1, uses_bfloat16
 from attnknn.files import load_checkpoint, save_checkpoint
+from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 CPU = torch.device("cpu")
 
@@ -211,7 +211,7 @@ COMPILED = """
 import json, sys
 from pathlib import Path
 from test_stage1 import train
-from tiny import SMALL, config
+from tests.tiny import SMALL, config
 histories = {}
 for compiled in (False, True):
     settings = config(SMALL, compile=compiled)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import SMALL, config, tiny_splits
 
 from attnknn.config import AttentionConfig
 from attnknn.core.attention import SITUATION_COLUMNS, Evidence
@@ -42,6 +41,7 @@ from attnknn.studies import common as pictures
 from attnknn.studies import label_noise as detection
 from attnknn.studies import main as datasets
 from attnknn.studies import main as main_results
+from tests.tiny import SMALL, config, tiny_splits
 
 
 @pytest.fixture(scope="module")

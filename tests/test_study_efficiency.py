@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from tiny import SMALL, config, tiny_splits
 
 from attnknn.embed import run as trained_module
 from attnknn.embed.train import train_run
@@ -14,6 +13,7 @@ from attnknn.studies import efficiency as contenders
 from attnknn.studies import efficiency as scaling
 from attnknn.studies import efficiency as stages
 from attnknn.studies import efficiency as timing
+from tests.tiny import SMALL, config, tiny_splits
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 

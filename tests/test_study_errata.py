@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import make_blobs
+
+from tests.conftest import make_blobs
 
 matplotlib.use("Agg")
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, config, tiny_splits
 
 from attnknn.core.tune import PriorCorrected, calibrate, candidates, fit_baseline
 from attnknn.core.vote import Distance, predict
@@ -14,6 +13,7 @@ from attnknn.evaluate.measure import accuracy
 from attnknn.studies import long_tail
 from attnknn.studies import long_tail as tail_memory
 from attnknn.studies.common import search_run
+from tests.tiny import SMALL, config, tiny_splits
 
 RATIOS = (1.0, 0.25)
 

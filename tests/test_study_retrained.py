@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny import SMALL, config, tiny_splits
 
 from attnknn.config import ConfigError
 from attnknn.embed import run as trained_module
@@ -15,6 +14,7 @@ from attnknn.paper.plan import make_grid
 from attnknn.studies import label_noise, long_tail, retrained
 from attnknn.studies import retrained as trained_variants
 from attnknn.studies.common import search_run
+from tests.tiny import SMALL, config, tiny_splits
 
 GRIDS = Path(__file__).parents[1] / "notebooks/params/grids"
 OPTIONS = {"k_eval": 7, "k_baseline": 5, "progress": False}

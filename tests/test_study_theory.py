@@ -5,8 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import C, unit
-from tiny import SMALL, config, tiny_splits
+
+from tests.conftest import C, unit
+from tests.tiny import SMALL, config, tiny_splits
 
 matplotlib.use("Agg")
 

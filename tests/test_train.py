@@ -6,13 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 from attnknn.config import ConfigError, RunConfig
 from attnknn.embed import run as trained_module
 from attnknn.embed import train as train_module
 from attnknn.embed.run import choose_device, load_data, load_run
 from attnknn.embed.train import train_run
+from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 
 @pytest.fixture(autouse=True)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny import SMALL, config, tiny_splits
 
 from attnknn.data.splits import Split
 from attnknn.embed import run as trained_module
 from attnknn.embed.train import train_run
 from attnknn.embed.views import embed_views
+from tests.tiny import SMALL, config, tiny_splits
 
 
 @pytest.fixture
