@@ -8,7 +8,7 @@ TEST_ENV := OMP_NUM_THREADS=1
 PROFILE ?= quick
 
 .DEFAULT_GOAL := help
-.PHONY: help report test test-slow bench bench-check lab check clean
+.PHONY: help report test test-slow bench bench-check house lab check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,6 +27,9 @@ bench: $(READY) ## measure everything as ratios, in turns -> results/bench
 
 bench-check: $(READY) ## measure again and fail where a ratio is worse than the committed baseline
 	$(BIN)/python -m benchmarks check
+
+house: $(READY) ## print how large the package is and how far one fit and one query reach
+	$(BIN)/python scripts/house.py
 
 lab: $(READY) ## open JupyterLab with the project's kernel
 	$(BIN)/python -m ipykernel install --sys-prefix --name attnknn --display-name "Attn-KNN"
