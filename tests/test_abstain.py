@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from scipy.special import softmax
-from test_calibrate import synthetic
 
 from attnknn.evaluate import calibrate as abstain
+from tests.test_calibrate import synthetic
 
 
 def test_conformal_threshold_by_hand():

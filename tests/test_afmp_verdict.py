@@ -5,13 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from test_afmp_train import made_up_ablation
 
 from attnknn.afmp.graph import grid_scaffold
 from attnknn.studies import afmp as afmp_gates
 from attnknn.studies import afmp as afmp_published
 from attnknn.studies import afmp as afmp_verdict
 from attnknn.studies import afmp as study
+from tests.test_afmp_train import made_up_ablation
 
 SHARES = {"dense": (0.6, 0.6), "keep 0.3": (0.9, 0.5)}
 PUBLISHED_PAIR = "published, in which one image of a batch exchanges messages, "

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
-from test_backbones import image_splits, table_splits
 from torch import nn
 
 from attnknn.config import EmbedderConfig
 from attnknn.embed.networks import build_embedder, build_head
 from attnknn.embed.rows import EmbeddingCache, embed, embed_with_logits, embedding_key, to_batch
+from tests.test_backbones import image_splits, table_splits
 
 
 @pytest.fixture(params=["image", "table"])

@@ -210,7 +210,7 @@ def test_the_bar_shows_running_means(base, names, tmp_path, monkeypatch):
 COMPILED = """
 import json, sys
 from pathlib import Path
-from test_stage1 import train
+from tests.test_stage1 import train
 from tests.tiny import SMALL, config
 histories = {}
 for compiled in (False, True):
