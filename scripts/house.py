@@ -133,7 +133,7 @@ def table(now: dict[str, int], before: dict[str, int]) -> str:
     heads = ["", "before", "now"] if before else ["", "now"]
     lines = ["| " + " | ".join(heads) + " |", "|:--|" + "--:|" * (len(heads) - 1)]
     for name, value in now.items():
-        values = ([before.get(name, "–")] if before else []) + [value]
+        values = ([before.get(name, "-")] if before else []) + [value]
         lines.append(f"| {name} | " + " | ".join(map(str, values)) + " |")
     return "\n".join(lines)
 
