@@ -9,9 +9,11 @@ from collections.abc import Collection, Iterable
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 Number = TypeVar("Number", int, float)
+# float32 rows of a thousand classes sum to 1 within about 1e-5.
+ROW_SUM_TOLERANCE = 1e-4
 
 
 def nearest_name(word: Any, known: Iterable[str]) -> str:
@@ -82,3 +84,21 @@ def check_finite(name: str, array: np.ndarray) -> np.ndarray:
             f"{name} must be finite, got {len(bad)} NaN or infinite values, first at {where}"
         )
     return array
+
+
+def check_probs(probs: np.ndarray, labels: np.ndarray | None = None) -> Float[np.ndarray, "N C"]:
+    """Return ``probs`` in float64 if its rows are distributions and ``labels`` fit them."""
+    probs = np.asarray(probs, dtype=np.float64)
+    if probs.ndim != 2 or 0 in probs.shape:
+        raise ValueError(f"probs must be a non-empty (N, C) table, got {probs.shape=}")
+    check_finite("probs", probs)
+    if probs.min() < 0:
+        raise ValueError(f"probs must not be negative, got {probs.min()=}")
+    worst = np.abs(probs.sum(axis=1) - 1).max()
+    if worst > ROW_SUM_TOLERANCE:
+        raise ValueError(
+            f"probs must have rows that sum to 1, got a row that is off by {worst:.3g}"
+        )
+    if labels is not None:
+        check_labels("labels", labels, n_rows=len(probs), n_classes=probs.shape[1])
+    return probs

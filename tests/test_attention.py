@@ -13,8 +13,8 @@ from attnknn.core.attention import (
     NeighbourAttention,
     attention_probs,
     vote,
-    with_floor,
 )
+from attnknn.core.calibrate import with_floor
 from attnknn.core.neighbours import Neighbours
 from attnknn.embed.objectives import soft_targets, vote_loss
 

@@ -9,6 +9,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from attnknn.config import AttentionConfig
 from attnknn.core.attention import SUPPORT_FLOOR, NeighbourAttention
+from attnknn.core.calibrate import Calibration
 from attnknn.core.vote import (
     AdaptiveK,
     Attention,
@@ -21,7 +22,6 @@ from attnknn.core.vote import (
     predict,
     predict_views,
 )
-from attnknn.evaluate.calibrate import Calibration
 from attnknn.evaluate.measure import negative_log_likelihood
 
 K = 11

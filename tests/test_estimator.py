@@ -19,9 +19,9 @@ from sklearn.neighbors import NearestNeighbors
 from attnknn import AttnKNNClassifier
 from attnknn.config import FittingConfig
 from attnknn.core import kernels as blas
+from attnknn.core.calibrate import Calibration
 from attnknn.estimator import base, fitting
 from attnknn.estimator.base import NEW_CLASSES
-from attnknn.evaluate.calibrate import Calibration
 
 NAMES = np.array(["setosa", "versicolor", "virginica"])
 

@@ -9,7 +9,7 @@ from sklearn.datasets import make_blobs
 from attnknn import AttnKNNClassifier
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
-from attnknn.evaluate.calibrate import rejection_threshold
+from attnknn.evaluate.abstain import rejection_threshold
 from attnknn.studies import quickstart
 from attnknn.studies.quickstart import Problem
 

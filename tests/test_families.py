@@ -4,9 +4,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from attnknn.core.tune import BASELINES
 from attnknn.evaluate import compare as families
 from attnknn.evaluate.compare import SINGLE_VIEW, compare_in_families, in_families, standing
+from attnknn.evaluate.tune import BASELINES
 from attnknn.studies.common import plain_methods
 
 RIVALS = [name for name in SINGLE_VIEW if name != "attention"]

@@ -10,11 +10,11 @@ from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.core import fit
 from attnknn.core.attention import NeighbourAttention
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import transition_matrix
 from attnknn.core.fit import fit_attention, fit_on_neighbours
 from attnknn.core.noise import corrected_nll, label_transition, noisy_labels, noisy_views, view_pool
 from attnknn.core.vote import Attention, predict
 from attnknn.data.change import flip_labels
-from attnknn.evaluate.calibrate import transition_matrix
 from attnknn.evaluate.measure import negative_log_likelihood
 
 DEFAULT = AttentionConfig()

@@ -12,15 +12,15 @@ import pytest
 from attnknn.config import AttentionConfig
 from attnknn.core.attention import SITUATION_COLUMNS, Evidence
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import Calibration
 from attnknn.core.fit import fit_on_neighbours
-from attnknn.core.tune import BASELINES, FittedMethod, candidates
 from attnknn.core.vote import Distance, Uniform, explain, predict
 from attnknn.embed import run as trained_module
 from attnknn.embed.train import train_run
 from attnknn.embed.views import embed_views
-from attnknn.evaluate.calibrate import Calibration
 from attnknn.evaluate.compare import interval_table
 from attnknn.evaluate.measure import accuracy, negative_log_likelihood
+from attnknn.evaluate.tune import BASELINES, FittedMethod, candidates
 from attnknn.figures import tables as report
 from attnknn.figures.style import method_style, use_style
 from attnknn.figures.sweeps import sweep_grid

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.core.tune import PriorCorrected, calibrate, candidates, fit_baseline
-from attnknn.core.vote import Distance, predict
+from attnknn.core.vote import Distance, PriorCorrected, predict
 from attnknn.data.change import long_tail_rows
 from attnknn.embed import run as trained_module
 from attnknn.embed.train import train_run
 from attnknn.evaluate.measure import accuracy
+from attnknn.evaluate.tune import calibrate, candidates, fit_baseline
 from attnknn.studies import long_tail
 from attnknn.studies import long_tail as tail_memory
 from attnknn.studies.common import search_run

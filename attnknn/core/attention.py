@@ -25,9 +25,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from attnknn.config import AttentionConfig, check_heads
+from attnknn.core.calibrate import LEAST_SHARE, with_floor
 from attnknn.core.kernels import linear
 from attnknn.core.neighbours import Neighbours
-from attnknn.evaluate.calibrate import LEAST_SHARE
 
 # ---- Prototype posterior: what the classes' mean directions alone say about a query.
 #
@@ -552,11 +552,6 @@ def vote(weights: Float[Tensor, "B K"], neighbours: Neighbours) -> Float[Tensor,
     """Return the weight that falls on each class; rows sum to 1."""
     empty = weights.new_zeros(len(weights), neighbours.n_classes)
     return empty.scatter_add(1, neighbours.labels, weights)
-
-
-def with_floor(probs: Float[Tensor, "B C"], floor: Tensor | float) -> Float[Tensor, "B C"]:
-    """Return probabilities in which every class has at least ``floor / C``."""
-    return (1 - floor) * probs + floor / probs.shape[1]
 
 
 @torch.no_grad()  # not inference_mode: what a memory's view keeps from here serves training too

@@ -24,10 +24,10 @@ from attnknn.checks import check_labels
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.core.attention import NeighbourAttention, attention_probs
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import LabelError, is_identity, transition_matrix, wrong_share
 from attnknn.core.neighbours import LabelView, Neighbours
 from attnknn.core.noise import corrected_nll, label_transition, noisy_views, view_pool
 from attnknn.core.vote import Attention
-from attnknn.evaluate.calibrate import LabelError, is_identity, transition_matrix, wrong_share
 
 # ---- What an attention is fitted on: queries, their labels, and draws of wrong memory labels.
 #
@@ -307,7 +307,7 @@ def fit_on_neighbours(
         seed: Decides the initial weights, the order and the fit / stop split.
         progress: Show a progress bar.
         label_error: Share of wrong query labels, or how classes turn into labels (see
-            ``attnknn.evaluate.calibrate``), where it is known better than by the estimate that
+            ``attnknn.core.calibrate``), where it is known better than by the estimate that
             ``fitting`` may ask for.
         weights: How much each query counts in the loss; None counts all alike.
         n_epochs: Epochs to fit, where an earlier fit has found out how many are good; None makes a

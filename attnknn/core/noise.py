@@ -9,8 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import is_readable, transition_matrix
 from attnknn.core.neighbours import LabelView, Neighbours
-from attnknn.evaluate.calibrate import is_readable, transition_matrix
 
 # The clearest queries, whose labels would hardly ever differ from the guess if they were right.
 CLEAR_SHARE, CLEAR_ROWS = 0.2, 30
@@ -105,7 +105,7 @@ def corrected_nll(
         log_probs: Log-probabilities of the true classes.
         labels: Observed labels.
         label_error: Share of wrong labels, each in favour of any other class alike; or T, from
-            ``attnknn.evaluate.calibrate.transition_matrix``.
+            ``attnknn.core.calibrate.transition_matrix``.
         weights: How much each query counts.
         reduce: Return the mean rather than the loss of each query.
     """

@@ -30,10 +30,9 @@ from attnknn.core.attention import (
     euclidean_distances,
     label_contributions,
     vote,
-    with_floor,
 )
+from attnknn.core.calibrate import Calibration, apply_calibration, with_floor
 from attnknn.core.neighbours import Neighbours
-from attnknn.evaluate.calibrate import Calibration, apply_calibration
 
 K_ENSEMBLE = (5, 10, 20)
 ADAPTIVE_SHARES = (0.3, 0.6, 1.0)  # of k_max, for clear, middling and unclear neighbourhoods
@@ -103,6 +102,42 @@ class Distance:
             distances = distances**2
         counts = neighbours.nearest(self.k).row_weights.to(distances)
         return (counts.log() - distances / self.temperature).softmax(dim=1)
+
+    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
+        """Return class shares."""
+        return vote(self.weights(neighbours), neighbours.nearest(self.k))
+
+
+@dataclass(frozen=True)
+class PriorCorrected:
+    """A distance-weighted vote divided by each class's share of the memory, renormalised.
+
+    A neighbour at distance d with label c counts softmax(-d / temperature) / share(c) ** strength,
+    brought to sum 1: rows of a class that fills half of the memory are near by sheer number.
+
+    Attributes:
+        k: Neighbours that vote.
+        temperature: In units of the distance.
+        strength: 1 divides by the whole share, 0 is the plain distance-weighted vote.
+    """
+
+    full_support: ClassVar[bool] = False
+    k: int
+    temperature: float = 1.0
+    strength: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("temperature", self.temperature, low=0, low_open=True)
+        check_range("strength", self.strength, low=0, high=1)
+
+    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
+        """Return the weight of each of the k neighbours."""
+        nearest, view = neighbours.nearest(self.k), neighbours.view
+        counts = view.labels.bincount(view.weights, minlength=view.n_classes).float()
+        shares = (counts / counts.sum())[nearest.labels]  # (B, K)
+        distances = euclidean_distances(nearest.scores)
+        scores = -distances / self.temperature - self.strength * shares.log()
+        return (scores + nearest.row_weights.to(scores).log()).softmax(dim=1)
 
     def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
         """Return class shares."""

@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
 from attnknn.checks import check_one_of
+from attnknn.core.calibrate import apply_calibration
 from attnknn.core.kernels import faiss
 from attnknn.core.neighbours import Neighbours
 from attnknn.core.vote import at_k, normalised
@@ -45,7 +46,6 @@ from attnknn.estimator.inputs import (
     n_rows_of,
     take,
 )
-from attnknn.evaluate.calibrate import apply_calibration
 
 NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
 # Queries at a time, and class shares of their neighbours at most: both bound the memory of a

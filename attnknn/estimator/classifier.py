@@ -19,7 +19,7 @@ from attnknn.estimator.base import Machinery, lowered
 from attnknn.estimator.fitting import TOO_FEW_QUERIES, check_number, check_reject
 from attnknn.estimator.inputs import GONE, check_classes, n_rows_of, naming
 from attnknn.estimator.store import Store
-from attnknn.evaluate.calibrate import (
+from attnknn.evaluate.abstain import (
     CONFORMAL_SCORES,
     fit_conformal,
     predict_sets,

@@ -30,6 +30,7 @@ from attnknn.config import (
 )
 from attnknn.core.attention import Contributions, NeighbourAttention
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import Calibration, apply_calibration, fit_floor_and_temperature
 from attnknn.core.fit import PREPARED_CELLS, fit_on_neighbours, query_folds
 from attnknn.core.neighbours import Neighbours
 from attnknn.core.vote import Attention, at_k, contributions, normalised
@@ -39,7 +40,6 @@ from attnknn.embed.loop import Stage1
 from attnknn.embed.networks import Embedder, build_embedder
 from attnknn.embed.rows import embed
 from attnknn.estimator.inputs import Rows, n_rows_of
-from attnknn.evaluate.calibrate import Calibration, apply_calibration, fit_floor_and_temperature
 from attnknn.evaluate.measure import negative_log_likelihood
 
 # ---- Charts: rows of features become points on the unit sphere, where the memory searches by

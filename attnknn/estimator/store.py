@@ -12,6 +12,7 @@ from safetensors.torch import save
 from sklearn.utils.validation import check_is_fitted
 
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import Calibration
 from attnknn.data.tables import MISSING, TableEncoder
 from attnknn.estimator.base import Machinery
 from attnknn.estimator.fitting import (
@@ -25,7 +26,6 @@ from attnknn.estimator.fitting import (
     blank_network,
 )
 from attnknn.estimator.inputs import Ledger
-from attnknn.evaluate.calibrate import Calibration
 from attnknn.files import write_atomic
 
 # The first format did not tell a missing category from one that is called "missing".

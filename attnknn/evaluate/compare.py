@@ -19,12 +19,11 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 
-from attnknn.checks import check_count, check_one_of, check_range
+from attnknn.checks import check_count, check_one_of, check_probs, check_range
 from attnknn.evaluate.measure import (
     HIGHER_IS_BETTER,
     METRIC_NAMES,
     bin_index,
-    check_probs,
     correct_predictions,
     per_sample,
 )

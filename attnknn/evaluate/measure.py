@@ -10,10 +10,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from attnknn.checks import check_count, check_finite
+from attnknn.checks import check_count, check_probs
 
-# float32 rows of a thousand classes sum to 1 within about 1e-5.
-ROW_SUM_TOLERANCE = 1e-4
 # A vote of 6/10 in float32 is 0.60000002: it still belongs to the bin that ends at 0.6.
 EDGE_TOLERANCE = 1e-6
 
@@ -29,35 +27,6 @@ METRIC_NAMES = {
     "aurc": "AURC",
 }
 HIGHER_IS_BETTER = frozenset({"accuracy", "balanced_accuracy", "macro_f1"})
-
-
-def check_probs(probs: np.ndarray, labels: np.ndarray | None = None) -> Float[np.ndarray, "N C"]:
-    """Return ``probs`` in float64 if its rows are distributions and ``labels`` fit them."""
-    probs = np.asarray(probs, dtype=np.float64)
-    if probs.ndim != 2 or 0 in probs.shape:
-        raise ValueError(f"probs must be a non-empty (N, C) table, got {probs.shape=}")
-    check_finite("probs", probs)
-    if probs.min() < 0:
-        raise ValueError(f"probs must not be negative, got {probs.min()=}")
-    worst = np.abs(probs.sum(axis=1) - 1).max()
-    if worst > ROW_SUM_TOLERANCE:
-        raise ValueError(
-            f"probs must have rows that sum to 1, got a row that is off by {worst:.3g}"
-        )
-    if labels is not None:
-        _check_labels(labels, *probs.shape)
-    return probs
-
-
-def _check_labels(labels: np.ndarray, n_rows: int, n_classes: int) -> None:
-    if labels.shape != (n_rows,):
-        raise ValueError(f"labels must have one entry per row ({n_rows}), got {labels.shape=}")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(f"labels must be integers, got {labels.dtype=}")
-    if labels.min() < 0 or labels.max() >= n_classes:
-        raise ValueError(
-            f"labels must lie in [0, {n_classes}), got {labels.min()=} and {labels.max()=}"
-        )
 
 
 def correct_predictions(
@@ -118,7 +87,7 @@ def negative_log_likelihood(probs: Float[np.ndarray, "N C"], labels: Int[np.ndar
     """Return the mean of -log(probability of the label), in nats; 0 is best.
 
     Infinite when a label has probability 0: a hidden floor would decide the figure instead of the
-    method. Give every method the same support first (``calibrate.smooth``).
+    method. Give every method the same support first (``with_floor``).
     """
     return float(per_sample(probs, labels)["nll"].mean())
 

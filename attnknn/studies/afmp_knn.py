@@ -12,10 +12,10 @@ from scipy.special import log_softmax, softmax
 
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import apply_temperature, fit_temperature
 from attnknn.core.fit import fit_on_neighbours
 from attnknn.core.vote import Attention, Uniform, predict
 from attnknn.data.splits import Splits
-from attnknn.evaluate.calibrate import apply_temperature, fit_temperature
 from attnknn.evaluate.compare import compare_in_families, standing
 from attnknn.evaluate.measure import METRIC_NAMES
 from attnknn.figures.tables import DisplayTable, pivot_mean_interval

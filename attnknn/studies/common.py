@@ -15,14 +15,14 @@ from matplotlib.figure import Figure
 from attnknn import figures as plot
 from attnknn.config import FittingConfig
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import FLOOR_LIMITS, TEMPERATURE_LIMITS, LabelError
 from attnknn.core.fit import FittedAttention, fit_on_neighbours, judged_nll
 from attnknn.core.neighbours import Neighbours
-from attnknn.core.tune import BASELINES, KS, FittedMethod, candidates, fit_baseline
 from attnknn.core.vote import Attention, Distance, Method, Uniform, explain, predict
 from attnknn.embed.run import TrainedRun
-from attnknn.evaluate.calibrate import FLOOR_LIMITS, TEMPERATURE_LIMITS, LabelError
 from attnknn.evaluate.compare import row_intervals
 from attnknn.evaluate.measure import negative_log_likelihood, summarise
+from attnknn.evaluate.tune import BASELINES, KS, FittedMethod, candidates, fit_baseline
 
 # ---- Intervals over test rows beside every measure: what a single training can say of its own.
 #

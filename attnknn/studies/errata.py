@@ -27,12 +27,11 @@ from attnknn.core.attention import (
     attention_entropy,
     attention_probs,
     vote,
-    with_floor,
 )
 from attnknn.core.bank import MemoryBank
+from attnknn.core.calibrate import with_floor
 from attnknn.core.fit import fit_on_neighbours
 from attnknn.core.neighbours import Neighbours
-from attnknn.core.tune import DISTANCE_TEMPERATURES, fit_adaptive_k
 from attnknn.core.vote import AdaptiveK, Attention, Distance, Method, Uniform, normalised, predict
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import Interval, compare_methods, mean_interval
@@ -44,6 +43,7 @@ from attnknn.evaluate.measure import (
     negative_log_likelihood,
     per_sample,
 )
+from attnknn.evaluate.tune import DISTANCE_TEMPERATURES, fit_adaptive_k
 from attnknn.studies.common import Neighbourhoods, search_run
 from attnknn.studies.theory import some_rows
 

@@ -12,11 +12,11 @@ import pandas as pd
 from jaxtyping import Float, Int
 from tqdm import tqdm
 
-from attnknn.core.tune import DISTANCE_TEMPERATURES, calibrate, fit_method
 from attnknn.core.vote import Distance, Uniform, predict
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_methods, row_intervals
 from attnknn.evaluate.measure import METRIC_NAMES, negative_log_likelihood
+from attnknn.evaluate.tune import DISTANCE_TEMPERATURES, calibrate, fit_method
 from attnknn.studies.common import (
     Neighbourhoods,
     Predictions,

@@ -22,12 +22,12 @@ from jaxtyping import Bool, Float, Int
 from tqdm import tqdm
 
 from attnknn.core.bank import MemoryBank
-from attnknn.core.tune import BASELINES, IMBALANCE_BASELINES, fit_baseline
 from attnknn.core.vote import Attention, predict
 from attnknn.data.change import long_tail_rows
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_in_families, compare_methods, standing
 from attnknn.evaluate.measure import METRIC_NAMES, accuracy, summarise
+from attnknn.evaluate.tune import BASELINES, IMBALANCE_BASELINES, fit_baseline
 from attnknn.studies.common import (
     TUNED_DEPTH,
     Neighbourhoods,

@@ -14,12 +14,11 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
-from attnknn.core.tune import FittedMethod, fit_adaptive_k
+from attnknn.core.calibrate import apply_temperature, fit_temperature
 from attnknn.core.vote import Attention, KEnsemble, Method, predict, predict_views
 from attnknn.embed.run import TrainedRun
 from attnknn.embed.runs import run_folder
 from attnknn.embed.views import embed_views
-from attnknn.evaluate.calibrate import apply_temperature, fit_temperature
 from attnknn.evaluate.compare import compare_in_families, row_intervals, standing
 from attnknn.evaluate.measure import (
     METRIC_NAMES,
@@ -28,6 +27,7 @@ from attnknn.evaluate.measure import (
     reliability_table,
     risk_coverage,
 )
+from attnknn.evaluate.tune import FittedMethod, fit_adaptive_k
 from attnknn.figures.tables import DisplayTable, pivot_mean_interval
 from attnknn.files import REPORT_NAME, read_json
 from attnknn.studies.common import (

@@ -18,7 +18,7 @@ from attnknn.data.rows import TEST, Rows, draw_rows, duplicate_groups
 from attnknn.data.tables import fit_table_encoder, is_number
 from attnknn.embed.run import load_run
 from attnknn.estimator.fitting import MISSING
-from attnknn.evaluate.calibrate import describe_sets
+from attnknn.evaluate.abstain import describe_sets
 from attnknn.evaluate.compare import compare_methods, verdict_sentence
 from attnknn.evaluate.measure import METRIC_NAMES, summarise
 from attnknn.studies.common import drawable

@@ -22,11 +22,11 @@ from attnknn.core.attention import QueryKey, Similarity, attention_entropy
 from attnknn.core.bank import MemoryBank
 from attnknn.core.exact import cosines_of_ids
 from attnknn.core.index import build_index
-from attnknn.core.tune import DISTANCE_TEMPERATURES, fit_method
 from attnknn.core.vote import Distance, Method, Uniform, predict
 from attnknn.embed.run import PARTS, TrainedRun
 from attnknn.evaluate.compare import compare_methods
 from attnknn.evaluate.measure import HIGHER_IS_BETTER, accuracy, negative_log_likelihood
+from attnknn.evaluate.tune import DISTANCE_TEMPERATURES, fit_method
 from attnknn.studies.bayes import raw_brackets, run_brackets
 from attnknn.studies.common import attention_at, search_run
 from attnknn.studies.gumbel import gumbel_study

@@ -247,8 +247,8 @@ def test_float32_probabilities_are_accepted():
         (np.array([[0.5, 0.6]]), np.array([0]), "rows that sum to 1"),
         (np.array([[1.5, -0.5]]), np.array([0]), "must not be negative"),
         (np.array([[np.nan, 1.0]]), np.array([0]), "probs must be finite"),
-        (np.array([[0.5, 0.5]]), np.array([2]), r"labels must lie in \[0, 2\)"),
-        (np.array([[0.5, 0.5]]), np.array([-1]), r"labels must lie in \[0, 2\)"),
+        (np.array([[0.5, 0.5]]), np.array([2]), r"labels must lie in 0..1"),
+        (np.array([[0.5, 0.5]]), np.array([-1]), r"labels must lie in 0..1"),
         (np.zeros((0, 3)), np.zeros(0, dtype=int), "non-empty"),
     ],
 )

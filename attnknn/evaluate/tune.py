@@ -7,23 +7,30 @@ rows to tune on. Everything here chooses by negative log-likelihood.
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
 
-from attnknn.checks import check_one_of, check_range
-from attnknn.core.attention import euclidean_distances, vote
-from attnknn.core.neighbours import Neighbours
-from attnknn.core.vote import AdaptiveK, Distance, Method, Prototypes, Uniform, normalised, predict
-from attnknn.evaluate.calibrate import (
+from attnknn.checks import check_one_of
+from attnknn.core.calibrate import (
     Calibration,
     LabelError,
     apply_calibration,
     fit_floor_and_temperature,
     observed_nll,
+)
+from attnknn.core.neighbours import Neighbours
+from attnknn.core.vote import (
+    AdaptiveK,
+    Distance,
+    Method,
+    PriorCorrected,
+    Prototypes,
+    Uniform,
+    normalised,
+    predict,
 )
 from attnknn.evaluate.measure import negative_log_likelihood
 
@@ -42,42 +49,6 @@ IMBALANCE_BASELINES = ("prior-corrected",)
 # pixels 1 000 of 5 000 queries ranked the best distance weights 13th, 2 000 ranked them first.
 JUDGED_QUERIES = 2000
 FINALISTS = 5
-
-
-@dataclass(frozen=True)
-class PriorCorrected:
-    """A distance-weighted vote divided by each class's share of the memory, renormalised.
-
-    A neighbour at distance d with label c counts softmax(-d / temperature) / share(c) ** strength,
-    brought to sum 1: rows of a class that fills half of the memory are near by sheer number.
-
-    Attributes:
-        k: Neighbours that vote.
-        temperature: In units of the distance.
-        strength: 1 divides by the whole share, 0 is the plain distance-weighted vote.
-    """
-
-    full_support: ClassVar[bool] = False
-    k: int
-    temperature: float = 1.0
-    strength: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_range("temperature", self.temperature, low=0, low_open=True)
-        check_range("strength", self.strength, low=0, high=1)
-
-    def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
-        """Return the weight of each of the k neighbours."""
-        nearest, view = neighbours.nearest(self.k), neighbours.view
-        counts = view.labels.bincount(view.weights, minlength=view.n_classes).float()
-        shares = (counts / counts.sum())[nearest.labels]  # (B, K)
-        distances = euclidean_distances(nearest.scores)
-        scores = -distances / self.temperature - self.strength * shares.log()
-        return (scores + nearest.row_weights.to(scores).log()).softmax(dim=1)
-
-    def votes(self, neighbours: Neighbours) -> Float[Tensor, "B C"]:
-        """Return class shares."""
-        return vote(self.weights(neighbours), neighbours.nearest(self.k))
 
 
 @dataclass(frozen=True)
@@ -130,7 +101,7 @@ def fit_baseline(
         neighbours: The held-out queries' neighbours; settings are tried up to its k.
         labels: Labels of the held-out queries.
         label_error: Share of these labels that is wrong, or how classes turn into labels (see
-            ``attnknn.evaluate.calibrate``); corrected for, as for the attention.
+            ``attnknn.core.calibrate``); corrected for, as for the attention.
         weights: How much each query counts; None counts all alike.
     """
     options = {"label_error": label_error, "weights": weights}

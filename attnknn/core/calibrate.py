@@ -1,29 +1,26 @@
-"""Calibration on held-out rows: probabilities to better probabilities.
+"""Calibration: what bends probabilities outside the attention, fitted on held-out rows.
 
-Axes: N rows, C classes. Everything is fitted on rows that neither trained the model nor test it,
-and is exact and deterministic: no learning rate, no random start.
+    p = (1 - floor) p + floor / C, then p ** (1 / temperature), renormalised, then the least share
+
+Fitted on rows that neither trained the model nor test it, exactly: no learning rate, no random
+start. Their labels may be wrong with known chances T[i, j] = P(observed label j | true class i):
+probabilities p of the true classes are then probabilities p @ T of the labels that are observed, so
+a method is fitted to wrong labels and still predicts the true classes (the forward correction of
+Patrini et al. 2017). A number e stands for the symmetric matrix: 1 - e on the diagonal and
+e / (C - 1) everywhere else.
+
+Axes: N rows, C classes.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit, softmax
 
-from attnknn.checks import check_one_of, check_range
-from attnknn.evaluate.measure import check_probs
-
-# ---- Wrong labels as a transition matrix: T[i, j] = P(observed label j | true class i).
-#
-# Probabilities p of the true classes become probabilities p @ T of the labels that are observed, so
-# a method can be fitted to wrong labels and still predict the true classes: the forward correction
-# (Patrini et al. 2017). A single number e stands for the symmetric matrix: 1 - e on the diagonal
-# and
-# e / (C - 1) everywhere else.
-#
-# Axes: N rows, C classes.
+from attnknn.checks import check_probs, check_range
 
 # A share of wrong labels, each in favour of any other class alike, or the whole matrix.
 LabelError = float | Float[np.ndarray, "C C"]
@@ -103,6 +100,9 @@ FLOOR_STARTS = (1e-4, 1e-2, 0.2)
 LEAST_SHARE = 1e-6
 
 
+Probs = TypeVar("Probs")
+
+
 class Calibration(NamedTuple):
     """A floor, then a temperature, then the least share; see ``apply_calibration``."""
 
@@ -110,10 +110,13 @@ class Calibration(NamedTuple):
     temperature: float
 
 
-def smooth(probs: Float[np.ndarray, "N C"], floor: float) -> Float[np.ndarray, "N C"]:
-    """Return (1 - floor) · probs + floor / C: every class keeps at least floor / C."""
-    check_range("floor", floor, low=0.0, high=1.0)
-    probs = check_probs(probs)
+def with_floor(probs: Probs, floor: Any) -> Probs:
+    """Return (1 - floor) · probs + floor / C: every class keeps at least floor / C.
+
+    Args:
+        probs: Probabilities, (N, C), an array or a tensor.
+        floor: A number from 0 to 1, or one a row, (N, 1).
+    """
     return (1 - floor) * probs + floor / probs.shape[1]
 
 
@@ -133,9 +136,9 @@ def apply_temperature(
 def apply_calibration(
     probs: Float[np.ndarray, "N C"], calibration: Calibration
 ) -> Float[np.ndarray, "N C"]:
-    """Return ``probs`` smoothed by the floor, then tempered; no class keeps less than its share."""
-    tempered = apply_temperature(smooth(probs, calibration.floor), calibration.temperature)
-    return smooth(tempered, LEAST_SHARE)
+    """Return ``probs`` with the floor, then tempered; no class keeps less than its share."""
+    floored = with_floor(check_probs(probs), calibration.floor)
+    return with_floor(apply_temperature(floored, calibration.temperature), LEAST_SHARE)
 
 
 def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> float:
@@ -146,7 +149,7 @@ def fit_temperature(logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, "N
 
     Args:
         logits: Logits, or log-probabilities of any method. Minus infinity (probability 0) is
-            allowed except at the label, where no temperature helps: ``smooth`` first.
+            allowed except at the label, where no temperature helps: ``with_floor`` first.
         labels: The true classes.
     """
     logits = _check_logits(logits, labels)
@@ -177,7 +180,7 @@ def _check_logits(logits: np.ndarray, labels: np.ndarray) -> Float[np.ndarray, "
     impossible = int((logits[np.arange(len(labels)), labels] == -np.inf).sum())
     if impossible:
         raise ValueError(
-            "logits must be finite at the labels (smooth the probabilities first), "
+            "logits must be finite at the labels (give the probabilities a floor first), "
             f"got {impossible} labels of probability 0"
         )
     return logits
@@ -202,7 +205,7 @@ def fit_floor_and_temperature(
         probs: Probabilities of held-out rows.
         labels: Their labels.
         label_error: Share of these labels that is wrong, or the whole matrix of how classes turn
-            into labels; see ``attnknn.evaluate.calibrate``.
+            into labels; see the head of this file.
         weights: How much each row counts; None counts all alike.
         temperatures: Smallest and largest temperature.
         floor_starts: Floors to search from.
@@ -259,134 +262,3 @@ def _floor_temperature_loss(
     values = [-np.log(observed), floor_slope, sharp_slope]
     loss, *slope = np.average(values, axis=1, weights=weights)
     return float(loss), np.array(slope)
-
-
-# ---- Answers of several classes or of none: probabilities to prediction sets and abstentions.
-#
-# Axes: N rows, C classes. Thresholds come from rows that neither trained the model nor test it.
-
-CONFORMAL_SCORES = ("aps", "lac")
-
-
-def fit_conformal(
-    probs: Float[np.ndarray, "N C"],
-    labels: Int[np.ndarray, "N"],
-    coverage: float,
-    *,
-    score: str = "aps",
-    rng: np.random.Generator | None = None,
-) -> float:
-    """Return the split-conformal threshold for sets that hold the label with ``coverage``.
-
-    The guarantee (exchangeable rows, averaged over them) is at least ``coverage`` in finite
-    samples: the threshold is the ceil((N + 1) · coverage)-th smallest score, and infinite, so that
-    every class enters, where N is too small for that rank.
-
-    Args:
-        probs: Probabilities of held-out rows.
-        labels: Their true classes.
-        coverage: Wanted share of sets that hold the label, in (0, 1).
-        score: ``"lac"`` (1 - probability of the class; smallest sets) or ``"aps"`` (mass of the
-            classes at least as probable; adapts to hard rows).
-        rng: Randomises APS by a uniform share of the class's own mass, which makes its coverage
-            tight. Without it APS is deterministic and covers more than asked.
-    """
-    check_range("coverage", coverage, low=0.0, high=1.0, low_open=True, high_open=True)
-    scores = _class_scores(check_probs(probs, labels), score, rng)
-    of_label = np.sort(scores[np.arange(len(labels)), labels])
-    # The small term keeps an exact product such as 10 · 0.9 from being rounded up to the next rank.
-    rank = int(np.ceil((len(labels) + 1) * coverage - 1e-9))
-    return float(of_label[rank - 1]) if rank <= len(labels) else float("inf")
-
-
-def predict_sets(
-    probs: Float[np.ndarray, "N C"],
-    threshold: float,
-    *,
-    score: str = "aps",
-    never_empty: bool = True,
-    rng: np.random.Generator | None = None,
-) -> Bool[np.ndarray, "N C"]:
-    """Return which classes are in the prediction set of each row.
-
-    Args:
-        probs: Probabilities of new rows.
-        threshold: From ``fit_conformal`` with the same ``score``.
-        score: ``"aps"`` or ``"lac"``.
-        never_empty: Put the most probable class in every set. This can only raise the coverage;
-            without it an empty set says "unlike anything held out".
-        rng: Randomises APS; pass one exactly when the threshold was fitted with one.
-    """
-    probs = check_probs(probs)
-    sets = _class_scores(probs, score, rng) <= threshold  # (N, C)
-    if never_empty:
-        sets[np.arange(len(probs)), probs.argmax(axis=1)] = True
-    return sets
-
-
-def _class_scores(
-    probs: Float[np.ndarray, "N C"], score: str, rng: np.random.Generator | None
-) -> Float[np.ndarray, "N C"]:
-    """Return the nonconformity of every class of every row; smaller fits better."""
-    check_one_of("score", score, CONFORMAL_SCORES)
-    if score == "lac":
-        return 1 - probs
-    order = np.argsort(-probs, axis=1, kind="stable")
-    sorted_probs = np.take_along_axis(probs, order, axis=1)
-    share = 1.0 if rng is None else rng.uniform(size=(len(probs), 1))
-    mass = np.cumsum(sorted_probs, axis=1) - (1 - share) * sorted_probs
-    scores = np.empty_like(mass)
-    np.put_along_axis(scores, order, mass, axis=1)
-    return scores
-
-
-def describe_sets(sets: Bool[np.ndarray, "N C"], labels: Int[np.ndarray, "N"]) -> dict[str, float]:
-    """Return the sets' coverage, mean size, and shares of single-class and empty sets."""
-    sizes = sets.sum(axis=1)
-    return {
-        "coverage": float(sets[np.arange(len(labels)), labels].mean()),
-        "mean_size": float(sizes.mean()),
-        "single_share": float((sizes == 1).mean()),
-        "empty_share": float((sizes == 0).mean()),
-    }
-
-
-def rejection_threshold(
-    probs: Float[np.ndarray, "N C"],
-    labels: Int[np.ndarray, "N"],
-    *,
-    coverage: float | None = None,
-    target_risk: float | None = None,
-    label_error: float = 0.0,
-) -> float:
-    """Return the confidence below which to abstain; rows at the threshold are answered.
-
-    Args:
-        probs: Probabilities of held-out rows.
-        labels: Their classes.
-        coverage: Answer at least this share of rows, as few more as ties allow.
-        target_risk: Answer as many rows as possible with at most this share of errors on the
-            held-out rows (no finite-sample guarantee). Infinite, so that nothing is answered,
-            where even the most confident rows err more.
-        label_error: e, the share of ``labels`` that is wrong whatever the row, each in favour of
-            any other class alike. Answers of risk r then differ from a label with probability
-            e + r (1 - e C / (C - 1)), which is solved for r, within [0, 1].
-    """
-    if (coverage is None) == (target_risk is None):
-        raise ValueError(
-            f"coverage or target_risk must be given, and not both, got {coverage=}, {target_risk=}"
-        )
-    probs = check_probs(probs, labels)
-    confidence = np.sort(probs.max(axis=1))[::-1]
-    if coverage is not None:
-        check_range("coverage", coverage, low=0.0, high=1.0, low_open=True)
-        return float(confidence[int(np.ceil(coverage * len(probs) - 1e-9)) - 1])
-    check_range("target_risk", target_risk, low=0.0, high=1.0)
-    values, group = np.unique(-probs.max(axis=1), return_inverse=True)  # most confident first
-    errors = np.bincount(group, weights=probs.argmax(axis=1) != labels)
-    chance = 1 - 1 / probs.shape[1]
-    check_range("label_error", label_error, low=0, high=chance, high_open=True)
-    differs = np.cumsum(errors) / np.cumsum(np.bincount(group))
-    risk = np.clip((differs - label_error) / (1 - label_error / chance), 0, 1)
-    allowed = np.flatnonzero(risk <= target_risk)
-    return float(-values[allowed[-1]]) if len(allowed) else float("inf")

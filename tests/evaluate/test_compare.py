@@ -249,7 +249,7 @@ def test_bad_input_is_refused():
         compare.compare_methods({"a": [probs, probs], "b": probs}, labels, "a")
     with pytest.raises(ValueError, match="metric must be one of"):
         compare.paired_bootstrap("ace", probs, probs, labels)
-    with pytest.raises(ValueError, match="labels must have one entry per row"):
+    with pytest.raises(ValueError, match="labels must have shape"):
         compare.paired_bootstrap("nll", probs, probs, labels[:-1])
     with pytest.raises(ValueError, match="n_resamples must be an integer"):
         compare.paired_bootstrap("nll", probs, probs, labels, n_resamples=0)

@@ -5,8 +5,8 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 
-from attnknn.evaluate import calibrate, measure
-from attnknn.evaluate import calibrate as transition
+from attnknn.core import calibrate
+from attnknn.evaluate import measure
 
 N, C = 4001, 7
 
@@ -80,11 +80,11 @@ def test_apply_temperature_by_hand_and_limits():
     np.testing.assert_allclose(calibrate.apply_temperature(probs, 1e6)[0], [0.5, 0.5], atol=1e-6)
 
 
-def test_smooth_by_hand():
+def test_floor_by_hand():
     probs = np.array([[1.0, 0.0], [0.5, 0.5]])
-    np.testing.assert_allclose(calibrate.smooth(probs, 0.1), [[0.95, 0.05], [0.5, 0.5]])
-    np.testing.assert_allclose(calibrate.smooth(probs, 0.0), probs)
-    np.testing.assert_allclose(calibrate.smooth(probs, 1.0), 0.5)
+    np.testing.assert_allclose(calibrate.with_floor(probs, 0.1), [[0.95, 0.05], [0.5, 0.5]])
+    np.testing.assert_allclose(calibrate.with_floor(probs, 0.0), probs)
+    np.testing.assert_allclose(calibrate.with_floor(probs, 1.0), 0.5)
 
 
 def test_floor_and_temperature_are_recovered():
@@ -138,8 +138,6 @@ def test_joint_fit_of_perfect_and_useless_probabilities_stays_inside_its_limits(
 
 def test_bad_input_is_refused():
     probs, labels = np.array([[0.5, 0.5]]), np.array([0])
-    with pytest.raises(ValueError, match="floor must be"):
-        calibrate.smooth(probs, 1.1)
     with pytest.raises(ValueError, match="temperature must be"):
         calibrate.apply_temperature(probs, 0.0)
     with pytest.raises(ValueError, match="logits must not hold NaN"):
@@ -160,7 +158,7 @@ def test_wrong_held_out_labels_are_allowed_for():
     corrected = calibrate.fit_floor_and_temperature(probs, noisy, label_error=0.3)
     plain = calibrate.fit_floor_and_temperature(probs, noisy)
     losses = [
-        transition.observed_nll(calibrate.apply_calibration(probs, each), labels, 0.0)
+        calibrate.observed_nll(calibrate.apply_calibration(probs, each), labels, 0.0)
         for each in (clean, corrected, plain)
     ]
     assert losses[1] - losses[0] < 0.01
@@ -177,7 +175,7 @@ def test_the_corrected_slope_is_the_derivative(label_error, weighted):
     probs = rng.dirichlet(np.ones(4), size=31)
     labels = rng.integers(4, size=31)
     weights = rng.uniform(0.1, 3, size=31) if weighted else None
-    chances = transition.label_chances(label_error, labels, 4)
+    chances = calibrate.label_chances(label_error, labels, 4)
     point, step = np.array([-2.0, 0.3]), 1e-6
     _, slope = calibrate._floor_temperature_loss(point, probs, labels, chances, weights)
     for axis in range(2):
@@ -204,7 +202,7 @@ def test_a_turned_class_is_allowed_for_only_by_its_matrix():
         for given, error in ((labels, 0.0), (noisy, matrix), (noisy, 0.4))
     )
     losses = [
-        transition.observed_nll(calibrate.apply_calibration(votes, each), labels, 0.0)
+        calibrate.observed_nll(calibrate.apply_calibration(votes, each), labels, 0.0)
         for each in (clean, turned, symmetric)
     ]
     assert losses[1] - losses[0] < 0.02
@@ -222,20 +220,20 @@ def test_a_turned_class_is_allowed_for_only_by_its_matrix():
 )
 def test_a_matrix_that_cannot_be_read_is_refused(matrix, rule):
     with pytest.raises(ValueError, match=rule):
-        transition.transition_matrix(matrix, 4)
+        calibrate.transition_matrix(matrix, 4)
 
 
 def test_observed_nll_by_hand():
     probs = np.array([[0.7, 0.2, 0.1]])
-    assert transition.observed_nll(probs, np.array([0]), 0.0) == pytest.approx(-np.log(0.7))
-    assert transition.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
+    assert calibrate.observed_nll(probs, np.array([0]), 0.0) == pytest.approx(-np.log(0.7))
+    assert calibrate.observed_nll(probs, np.array([0]), 0.2) == pytest.approx(
         -np.log(0.8 * 0.7 + 0.1 * 0.3)
     )
     turned = np.array([[0.6, 0.4, 0.0], [0.0, 1.0, 0.0], [0.3, 0.0, 0.7]])
-    assert transition.observed_nll(probs, np.array([0]), turned) == pytest.approx(
+    assert calibrate.observed_nll(probs, np.array([0]), turned) == pytest.approx(
         -np.log(0.7 * 0.6 + 0.1 * 0.3)
     )
-    assert transition.wrong_share(turned) == pytest.approx(0.7 / 3)
+    assert calibrate.wrong_share(turned) == pytest.approx(0.7 / 3)
 
 
 def test_held_out_rows_that_are_all_right_leave_no_class_impossible():

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
-from attnknn.core import tune as baselines
-from attnknn.core.tune import (
+from attnknn.core.vote import AdaptiveK, Distance, Prototypes, Uniform, predict
+from attnknn.evaluate import tune as baselines
+from attnknn.evaluate.measure import negative_log_likelihood
+from attnknn.evaluate.tune import (
     ADAPTIVE_THRESHOLDS,
     BASELINES,
     DISTANCE_TEMPERATURES,
@@ -16,8 +18,6 @@ from attnknn.core.tune import (
     fit_baseline,
     fit_method,
 )
-from attnknn.core.vote import AdaptiveK, Distance, Prototypes, Uniform, predict
-from attnknn.evaluate.measure import negative_log_likelihood
 
 
 @pytest.fixture

@@ -4,8 +4,15 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from attnknn.evaluate import calibrate as abstain
-from tests.test_calibrate import synthetic
+from attnknn.evaluate import abstain
+
+
+def synthetic(seed: int, n_rows: int):
+    """Return logits of 7 classes and labels drawn from their softmax."""
+    rng = np.random.default_rng(seed)
+    logits = 2 * rng.normal(size=(n_rows, 7))
+    labels = (softmax(logits, axis=1).cumsum(axis=1) < rng.uniform(size=(n_rows, 1))).sum(axis=1)
+    return logits, labels
 
 
 def test_conformal_threshold_by_hand():
