@@ -35,4 +35,4 @@ def random_images(n_train: int, n_test: int) -> Splits:
 def fast_embedder(splits: Splits) -> Embedder:
     """Return the untrained fast embedder."""
     torch.manual_seed(0)
-    return build_embedder(RunConfig().embedder, splits)
+    return build_embedder(RunConfig().embedder, splits.spec, rows=splits.train.inputs)

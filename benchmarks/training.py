@@ -10,6 +10,7 @@ from attnknn.core.bank import MemoryBank
 from attnknn.core.fit import fit_on_neighbours
 from attnknn.embed.loop import Stage1
 from attnknn.embed.rows import to_batch
+from attnknn.embed.train import stage_of
 from benchmarks.exact_search import roof
 from benchmarks.images import random_images
 from benchmarks.sizes import Sizes, clustered_rows
@@ -22,7 +23,7 @@ def measure_stage1(sizes: Sizes) -> list[Ratio]:
     """Return the speed of a training step, augmentation and optimiser included."""
     splits = random_images(max(600, 2 * sizes.batch), 10)
     config = RunConfig.from_flat({"batch_size": sizes.batch, "epochs": 1, "device": "cpu"})
-    stage = Stage1(config, splits, device=torch.device("cpu"))
+    stage = stage_of(config, splits, device=torch.device("cpu"))
     stage.embedder.train()
     ids = torch.arange(sizes.batch)
     bare, operations = _bare_step(stage, splits.train.inputs[: sizes.batch], ids % 10)

@@ -10,8 +10,8 @@ from torch import nn
 
 from attnknn.data.splits import load_splits
 from attnknn.embed import networks as fast
-from attnknn.embed.loop import Stage1
 from attnknn.embed.parallel import Group, joined
+from attnknn.embed.train import stage_of
 from tests.tiny import JOINT, SMALL, config
 
 # 49 rows a batch: shares of 24 and 25. A mixed batch has partners across the shares.
@@ -47,7 +47,7 @@ def train(case: str, checkpoint: Path, group: Group, *, stop_after: int | None =
     settings = config(CASES[case])
     splits = load_splits("digits", max_train_rows=299, max_test_rows=50)
     with layers_of(case):
-        stage = Stage1(settings, splits, device=torch.device("cpu"), group=group)
+        stage = stage_of(settings, splits, device=torch.device("cpu"), group=group)
     run_epoch = stage._run_epoch
 
     def perhaps_killed(*, progress: bool) -> None:

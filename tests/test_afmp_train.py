@@ -16,7 +16,7 @@ import torch
 from attnknn import figures as plot
 from attnknn.afmp.graph import AFMPConfig
 from attnknn.config import EmbedderConfig
-from attnknn.data.splits import Split
+from attnknn.data.splits import InputSpec, Split
 from attnknn.embed.networks import build_embedder
 from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.notebooks import find_notebooks
@@ -310,7 +310,7 @@ def test_tables_are_refused():
 
 def test_afmp_is_a_backbone():
     splits = tiny_splits()
-    embedder = build_embedder(EmbedderConfig(backbone="afmp"), splits)
+    embedder = build_embedder(EmbedderConfig(backbone="afmp"), splits.spec)
     rows = embedder(torch.rand(4, 1, 8, 8))
     torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
     assert embedder.backbone.config.patch == 2 and embedder.embed_dim == 128
@@ -337,10 +337,8 @@ def test_the_backbone_keeps_out_of_half_precision():
 
 
 def afmp_embedder(height: int, width: int):
-    splits = tiny_splits()
-    images = Split(np.zeros((5, 1, height, width), np.uint8), splits.train.labels[:5])
     config = EmbedderConfig(backbone="afmp", projection="none")
-    return build_embedder(config, replace(splits, train=images, mean=(0.5,), std=(0.5,)))
+    return build_embedder(config, InputSpec("image", (1, height, width), (0.5,), (0.5,)))
 
 
 def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:

@@ -62,7 +62,8 @@ def batch_of(splits):
 def build(backbone, splits, **settings):
     torch.manual_seed(0)
     settings = {"pretrained": False, "widths": (5, 7, 11), **settings}
-    return build_embedder(EmbedderConfig(backbone=backbone, **settings), splits)
+    config = EmbedderConfig(backbone=backbone, **settings)
+    return build_embedder(config, splits.spec, rows=splits.train.inputs)
 
 
 def count(module):

@@ -19,7 +19,7 @@ def setting(request):
     splits = image_splits(side=8) if request.param == "image" else table_splits()
     backbone = "fast" if request.param == "image" else "mlp"
     config = EmbedderConfig(backbone=backbone, widths=(5, 7, 11), embed_dim=11)
-    return build_embedder(config, splits), splits.train.inputs
+    return build_embedder(config, splits.spec, rows=splits.train.inputs), splits.train.inputs
 
 
 def test_rows_are_unit_length_in_order_and_free_of_the_batch_size(setting):
@@ -78,7 +78,10 @@ def test_images_become_floats_between_0_and_1():
 def test_a_view_is_embedded_instead():
     splits = image_splits(side=8)
     config = EmbedderConfig(widths=(5, 7))
-    embedder, images = build_embedder(config, splits), splits.train.inputs
+    embedder, images = (
+        build_embedder(config, splits.spec, rows=splits.train.inputs),
+        splits.train.inputs,
+    )
     flipped = embed(embedder, images, progress=False, view=lambda batch: batch.flip(-1))
     mirrored = embed(embedder, images[..., ::-1], progress=False)
     assert np.allclose(flipped, mirrored, atol=1e-5)
@@ -151,6 +154,6 @@ def test_nan_features_are_refused():
     splits = table_splits()
     inputs = splits.train.inputs.copy()
     inputs[1, 2] = np.nan
-    embedder = build_embedder(EmbedderConfig(backbone="identity"), splits)
+    embedder = build_embedder(EmbedderConfig(backbone="identity"), splits.spec)
     with pytest.raises(ValueError, match=r"inputs must be finite, got 1 NaN .* first at \(1, 2\)"):
         embed(embedder, inputs, progress=False)

@@ -45,7 +45,7 @@ class Memory:
 
 
 def joint(**settings) -> JointObjective:
-    embedder = build_embedder(config(SMALL).embedder, tiny_splits())
+    embedder = build_embedder(config(SMALL).embedder, tiny_splits().spec)
     objective = JointObjective(config(JOINT, **PLAIN | settings), embedder, 2)
     objective.network, objective.memory = Attention(), Memory()
     return objective
@@ -78,7 +78,7 @@ def test_fault_16_targets_of_mixed_rows_hold_both_labels():
 
 
 def test_the_head_s_loss_by_hand():
-    embedder = build_embedder(config(SMALL).embedder, tiny_splits())
+    embedder = build_embedder(config(SMALL).embedder, tiny_splits().spec)
     objective = HeadObjective(config(SMALL, label_smoothing=0.2), embedder, 2)
     objective.network = nn.Identity()  # features are logits
     loss, recorded = objective.loss(PROBS.log(), Batch(IDS, LABELS))
@@ -88,7 +88,7 @@ def test_the_head_s_loss_by_hand():
 
 
 def test_fault_16_the_head_is_held_to_both_labels_of_a_mixed_row():
-    embedder = build_embedder(config(SMALL).embedder, tiny_splits())
+    embedder = build_embedder(config(SMALL).embedder, tiny_splits().spec)
     objective = HeadObjective(config(SMALL, label_smoothing=0.0), embedder, 2)
     objective.network = nn.Identity()
     loss, _ = objective.loss(PROBS.log(), Batch(IDS, LABELS, PARTNERS, 0.75))
@@ -120,7 +120,7 @@ def test_the_mean_loss_has_the_attention_s_penalty_once(hard_negatives):
 
 
 def test_joint_training_holds_the_shift_of_the_prototypes_down():
-    embedder = build_embedder(config(SMALL).embedder, tiny_splits())
+    embedder = build_embedder(config(SMALL).embedder, tiny_splits().spec)
     settings = config(JOINT, **ONLY_KNN, prototype_shift=True)
     objective = JointObjective(settings, embedder, 3)
     splits, shift = tiny_splits(), objective.network.posterior.shift

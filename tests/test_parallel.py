@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from attnknn.config import ConfigError
-from attnknn.embed.loop import Stage1
 from attnknn.embed.parallel import ALONE, Group, joined, running_statistics
 from attnknn.embed.run import load_run
+from attnknn.embed.train import stage_of
 from attnknn.train import main
 from tests.parallel_cases import CASES, PLAIN, train
 from tests.tiny import SMALL, config, tiny_splits
@@ -83,7 +83,7 @@ def test_only_running_statistics_are_averaged():
 
 def test_a_batch_must_be_large_enough_to_share():
     with pytest.raises(ConfigError, match=r"batch_size must be .*got batch_size=3, processes=2"):
-        Stage1(
+        stage_of(
             config(SMALL, batch_size=3),
             tiny_splits(),
             device=torch.device("cpu"),

@@ -13,6 +13,7 @@ import torch
 
 from attnknn.embed import loop as stage1
 from attnknn.embed.loop import Stage1, uses_bfloat16
+from attnknn.embed.train import stage_of
 from attnknn.files import load_checkpoint, save_checkpoint
 from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
@@ -20,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def train(settings, tmp_path, splits=None, name="run"):
-    stage = Stage1(settings, splits or tiny_splits(), device=CPU)
+    stage = stage_of(settings, splits or tiny_splits(), device=CPU)
     history = stage.run(tmp_path / f"{name}.pt", progress=False)
     return stage, history
 
@@ -147,7 +148,7 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
 @pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 70, 130), (1.0, 200, 200)])
 def test_fault_16_mixup_share_is_the_share_of_mixed_batches(share, low, high):
     settings = config(SMALL, mixup_alpha=0.4, mixup_share=share)
-    stage = Stage1(settings, tiny_splits(), device=CPU)
+    stage = stage_of(settings, tiny_splits(), device=CPU)
     batches = [stage._load(torch.arange(7))[1] for _ in range(200)]
     # Four deviations of the binomial around a half are 100 +- 28.
     assert low <= sum(batch.partners is not None for batch in batches) <= high
@@ -165,8 +166,8 @@ def test_fault_5_no_test_row_is_read_in_training_or_choosing(base, tmp_path):
 
 def test_the_best_epoch_is_the_one_that_validates_best(tmp_path):
     stage, history = train(config(SMALL, epochs=6, lr=30.0), tmp_path)
-    log_probs = stage.objective.log_probs(stage.embedder, stage.splits.val.inputs)
-    labels = torch.from_numpy(stage.splits.val.labels)
+    log_probs = stage.objective.log_probs(stage.embedder, stage.val.inputs)
+    labels = torch.from_numpy(stage.val.labels)
     accuracy = (log_probs.argmax(dim=1) == labels).float().mean()
     assert float(accuracy) == pytest.approx(history["val_accuracy"].max())
 
@@ -246,7 +247,7 @@ def test_a_joint_epoch_is_judged_with_a_memory_of_its_own_weights(tmp_path):
 
 @pytest.mark.parametrize(("refresh_epochs", "ages"), [(1, [0, 0, 0, 0]), (3, [1, 2, 0, 1])])
 def test_the_memory_is_as_old_as_asked_and_embedded_once(refresh_epochs, ages, tmp_path):
-    stage = Stage1(
+    stage = stage_of(
         config(JOINT, epochs=4, refresh_epochs=refresh_epochs), tiny_splits(), device=CPU
     )
     found, embedded = [], []
@@ -271,7 +272,7 @@ def test_the_memory_is_as_old_as_asked_and_embedded_once(refresh_epochs, ages, t
 
 
 def test_fault_13_the_joint_loss_reaches_the_attention(tmp_path):
-    stage = Stage1(
+    stage = stage_of(
         config(JOINT, entropy_weight=0.0, contrastive_weight=0.0), tiny_splits(), device=CPU
     )
     before = [p.detach().clone() for p in stage.objective.network.parameters()]
@@ -286,7 +287,7 @@ def test_a_loss_that_is_not_finite_stops_with_advice(tmp_path):
 
 
 def test_early_epochs_see_small_images(tmp_path):
-    stage = Stage1(
+    stage = stage_of(
         config(SMALL, small_sizes=[4, 6], small_until=[0.5, 0.7]), tiny_splits(), device=CPU
     )
     sides = []

@@ -46,6 +46,25 @@ class Split:
 
 
 @dataclass(frozen=True)
+class InputSpec:
+    """What a network must know of its inputs; nothing of the rows themselves.
+
+    Attributes:
+        kind: "image", "table" or "embedding".
+        shape: Of one input: (channels, height, width) or (features,).
+        mean: Channel means of pixels scaled to [0, 1]; empty unless images.
+        std: Channel deviations of pixels scaled to [0, 1]; empty unless images.
+        n_numeric: Tables: the first columns are standardised numbers, the rest one-hot.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    n_numeric: int = 0
+
+
+@dataclass(frozen=True)
 class Splits:
     """A data set, ready for training.
 
@@ -82,6 +101,12 @@ class Splits:
     def n_classes(self) -> int:
         """Number of classes."""
         return len(self.class_names)
+
+    @property
+    def spec(self) -> InputSpec:
+        """What a network must know of the inputs."""
+        shape = self.train.inputs.shape[1:]
+        return InputSpec(self.kind, shape, self.mean, self.std, self.n_numeric)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -7,6 +7,7 @@ from which a killed training goes on. Several processes may share the work, see 
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from attnknn.config import ConfigError, RunConfig, check_heads
 from attnknn.data.change import alternating_flips, augment_batch, mixup, shrink
-from attnknn.data.splits import Splits
+from attnknn.data.splits import InputSpec, Split
 from attnknn.embed.networks import build_embedder
 from attnknn.embed.objectives import OBJECTIVES, Batch, SelfMemory
 from attnknn.embed.optim import build_optimiser
@@ -38,13 +39,26 @@ class Stage1:
 
     Args:
         config: Everything that shapes the training.
-        splits: Training rows to learn from, validation rows to choose the epoch.
+        train: Rows to learn from.
+        val: Rows to choose the epoch by.
+        spec: Kind, shape and statistics of the inputs.
+        n_classes: Number of classes.
+        augmentation: Transforms that suit the inputs.
         device: Where the networks run.
         group: The processes that train together; every one of them makes the same calls.
     """
 
     def __init__(
-        self, config: RunConfig, splits: Splits, *, device: torch.device, group: Group = ALONE
+        self,
+        config: RunConfig,
+        train: Split,
+        val: Split,
+        *,
+        spec: InputSpec,
+        n_classes: int,
+        augmentation: Sequence[str] = (),
+        device: torch.device,
+        group: Group = ALONE,
     ) -> None:
         if group.size > 1 and config.training.batch_size < 2 * group.size:
             raise ConfigError(
@@ -53,16 +67,15 @@ class Stage1:
             )
         torch.manual_seed(config.seed)
         self.group = group
-        self.config, self.splits, self.device = config, splits, device
+        self.config, self.train, self.val, self.device = config, train, val, device
+        self.spec, self.n_classes, self.augmentation = spec, n_classes, augmentation
         self.generator = torch.Generator().manual_seed(config.seed)
-        self.embedder = build_embedder(config.embedder, splits).to(device)
+        self.embedder = build_embedder(config.embedder, spec, rows=train.inputs).to(device)
         # Now, though it may be stage 2 that builds the attention: a training would be lost.
         check_heads("embedding width", self.embedder.embed_dim, config.attention)
-        self.objective = OBJECTIVES[config.training.objective](
-            config, self.embedder, splits.n_classes
-        )
+        self.objective = OBJECTIVES[config.training.objective](config, self.embedder, n_classes)
         self.objective.network.to(device)
-        self.steps_per_epoch = max(1, len(splits.train) // config.training.batch_size)
+        self.steps_per_epoch = max(1, len(train) // config.training.batch_size)
         self.optimiser = build_optimiser(
             config.training,
             embedder=self.embedder,
@@ -76,7 +89,7 @@ class Stage1:
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self.best: dict[str, Any] = {"val_accuracy": -1.0, "networks": None}
-        self._labels = torch.from_numpy(splits.train.labels)
+        self._labels = torch.from_numpy(train.labels)
 
     def run(self, checkpoint: Path, *, progress: bool = True) -> pd.DataFrame:
         """Train to the end, from the checkpoint if there is one, and leave the best weights.
@@ -179,10 +192,10 @@ class Stage1:
     def _load(self, ids: Int[Tensor, " B"]) -> tuple[Tensor, Batch]:
         """Return augmented, perhaps mixed inputs on the device, and what they are made of."""
         training, generator = self.config.training, self.generator
-        inputs = to_batch(self.splits.train.inputs[ids.numpy()])
+        inputs = to_batch(self.train.inputs[ids.numpy()])
         batch = Batch(ids, self._labels[ids])
-        names = self.splits.augmentation if training.augment == "auto" else training.augment
-        if self.splits.kind == "image" and names:
+        names = self.augmentation if training.augment == "auto" else training.augment
+        if self.spec.kind == "image" and names:
             flips = None
             if training.alternating_flip:
                 flips = alternating_flips(ids, epoch=self.epoch, seed=self.config.seed)
@@ -194,7 +207,7 @@ class Stage1:
                 pad_mode=training.crop_mode,
                 flips=flips,
             )
-        if self.splits.kind == "image":
+        if self.spec.kind == "image":
             inputs = shrink(inputs, self._image_size(inputs.shape[-1]))
         if training.mixup_alpha > 0 and torch.rand((), generator=generator) < training.mixup_share:
             inputs, batch.partners, batch.share = mixup(inputs, training.mixup_alpha, generator)
@@ -209,8 +222,8 @@ class Stage1:
 
     def _validate(self) -> dict[str, float]:
         """Return accuracy and NLL of the validation rows under the current networks."""
-        labels = torch.from_numpy(self.splits.val.labels)
-        inputs = self.splits.val.inputs
+        labels = torch.from_numpy(self.val.labels)
+        inputs = self.val.inputs
         log_probs = self.group.compute(
             len(inputs), lambda part: self.objective.log_probs(self.embedder, inputs[part])
         )
@@ -220,7 +233,7 @@ class Stage1:
 
     def _embed_all(self, *, progress: bool) -> Float[np.ndarray, "N D"]:
         """Return the training rows as the embedder sees them now."""
-        inputs, options = self.splits.train.inputs, {"device": self.device, "progress": progress}
+        inputs, options = self.train.inputs, {"device": self.device, "progress": progress}
         rows = self.group.compute(
             len(inputs),
             lambda part: torch.from_numpy(embed(self.embedder, inputs[part], **options)),
@@ -228,7 +241,7 @@ class Stage1:
         return rows.numpy()
 
     def _remember(self, rows: Any) -> None:
-        labels, n_classes = self.splits.train.labels, self.splits.n_classes
+        labels, n_classes = self.train.labels, self.n_classes
         self.objective.memory = SelfMemory(rows, labels, self.config, n_classes=n_classes)
 
     def _networks(self) -> dict[str, nn.Module]:

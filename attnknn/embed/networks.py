@@ -11,14 +11,14 @@ from itertools import pairwise
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from attnknn.afmp.graph import AFMP_TINY
 from attnknn.afmp.model import AFMPTrunk
 from attnknn.checks import check_one_of, nearest_name
 from attnknn.config import EmbedderConfig
-from attnknn.data.splits import Splits
+from attnknn.data.splits import InputSpec
 from attnknn.embed.pretrained import build_resnet, build_timm, check_side
 
 # ---- The fast backbone: a small convolutional network that trains on a CPU in minutes.
@@ -322,6 +322,7 @@ class PeriodicNumbers(nn.Module):
 
 
 SMALLEST_RESNET_IMAGE = 8
+Inputs = UInt8[np.ndarray, "N channels height width"] | Float[np.ndarray, "N F"]
 
 
 @dataclass(frozen=True)
@@ -350,17 +351,19 @@ class Embedder(nn.Module):
         logit_scale: Factor that a linear head puts on its logits.
     """
 
-    def __init__(self, built: Built, projection: nn.Module, splits: Splits, embed_dim: int) -> None:
+    def __init__(
+        self, built: Built, projection: nn.Module, spec: InputSpec, embed_dim: int
+    ) -> None:
         super().__init__()
         self.backbone = built.network
         self.projection = projection
         self.embed_dim = embed_dim
         self.pretrained_used = built.pretrained
         self.logit_scale = getattr(built.network, "logit_scale", 1.0)
-        self.input_shape = splits.train.inputs.shape[1:]
+        self.input_shape = tuple(spec.shape)
         self._new_stem = built.new
         for name in ("mean", "std"):
-            statistic = torch.tensor(getattr(splits, name), dtype=torch.float32)
+            statistic = torch.tensor(getattr(spec, name), dtype=torch.float32)
             self.register_buffer(name, statistic[:, None, None])  # empty unless images
 
     def features(
@@ -410,22 +413,22 @@ class Embedder(nn.Module):
         return roles
 
 
-def _fast(config: EmbedderConfig, splits: Splits) -> Built:
-    channels, side = _image_shape("fast", splits)
+def _fast(config: EmbedderConfig, spec: InputSpec) -> Built:
+    channels, side = _image_shape("fast", spec)
     check_side("fast", side, low=PATCH)
     return Built(FastNet(channels, config.widths))
 
 
-def _afmp(config: EmbedderConfig, splits: Splits) -> Built:
+def _afmp(config: EmbedderConfig, spec: InputSpec) -> Built:
     """AFMP-Tiny without its readout: three tenths of the edges kept, top-down pass on.
 
     Neither can be set here, and nothing asks for small gates: losses of embedders know no sparsity
     penalty. ``attnknn.studies.afmp_train`` trains AFMP with all its settings.
     """
-    channels, side = _image_shape("afmp", splits)
+    channels, side = _image_shape("afmp", spec)
     # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
     wanted = min(AFMP_TINY.patch, max(1, side // 4))
-    height, width = splits.train.inputs.shape[2:]
+    height, width = spec.shape[1:]
     patch = next(p for p in range(wanted, 0, -1) if height % p == width % p == 0)
     if 2 * patch < wanted:
         raise ValueError(
@@ -444,44 +447,44 @@ class SinglePrecisionTrunk(AFMPTrunk):
             return super().forward(images.float())
 
 
-def _resnet(config: EmbedderConfig, splits: Splits) -> Built:
-    channels, side = _image_shape(config.backbone, splits)
+def _resnet(config: EmbedderConfig, spec: InputSpec) -> Built:
+    channels, side = _image_shape(config.backbone, spec)
     check_side(config.backbone, side, low=SMALLEST_RESNET_IMAGE)
     return Built(*build_resnet(config.backbone, channels, side, config.pretrained))
 
 
-def _timm(config: EmbedderConfig, splits: Splits) -> Built:
-    channels, side = _image_shape(config.backbone, splits)
+def _timm(config: EmbedderConfig, spec: InputSpec) -> Built:
+    channels, side = _image_shape(config.backbone, spec)
     name = config.backbone.removeprefix("timm:")
     return Built(*build_timm(name, channels, side, config.pretrained))
 
 
-def _mlp(config: EmbedderConfig, splits: Splits) -> Built:
-    return Built(TableNet(_row_width("mlp", splits), config.embed_dim))
+def _mlp(config: EmbedderConfig, spec: InputSpec) -> Built:
+    return Built(TableNet(_row_width("mlp", spec), config.embed_dim))
 
 
-def _mlp_periodic(config: EmbedderConfig, splits: Splits) -> Built:
-    n_features = _row_width("mlp-periodic", splits)
+def _mlp_periodic(config: EmbedderConfig, spec: InputSpec) -> Built:
+    n_features = _row_width("mlp-periodic", spec)
     # Ready-made embeddings have no one-hot columns: there, every column is a number.
-    n_numeric = splits.n_numeric if splits.kind == "table" else n_features
+    n_numeric = spec.n_numeric if spec.kind == "table" else n_features
     if n_numeric == 0:
         raise ValueError("mlp-periodic must have at least one number column, got n_numeric=0")
     numbers = PeriodicNumbers(n_numeric)
     return Built(TableNet(n_features, config.embed_dim, numbers=numbers))
 
 
-def _identity(config: EmbedderConfig, splits: Splits) -> Built:
+def _identity(config: EmbedderConfig, spec: InputSpec) -> Built:
     network = nn.Identity()
-    network.out_dim = _row_width("identity", splits)
+    network.out_dim = _row_width("identity", spec)
     return Built(network)
 
 
-def _pca(config: EmbedderConfig, splits: Splits) -> Built:
-    return Built(PrincipalAxes(int(np.prod(splits.train.inputs.shape[1:])), config.embed_dim))
+def _pca(config: EmbedderConfig, spec: InputSpec) -> Built:
+    return Built(PrincipalAxes(math.prod(spec.shape), config.embed_dim))
 
 
 # A new backbone is one more line here, and its name in choices.BACKBONE_NAMES.
-BACKBONES: dict[str, Callable[[EmbedderConfig, Splits], Built]] = {
+BACKBONES: dict[str, Callable[[EmbedderConfig, InputSpec], Built]] = {
     "fast": _fast,
     "afmp": _afmp,
     "resnet18": _resnet,
@@ -494,16 +497,19 @@ BACKBONES: dict[str, Callable[[EmbedderConfig, Splits], Built]] = {
 }
 
 
-def build_embedder(config: EmbedderConfig, splits: Splits) -> Embedder:
-    """Return an untrained embedder for the given data.
+def build_embedder(
+    config: EmbedderConfig, spec: InputSpec, *, rows: Inputs | None = None
+) -> Embedder:
+    """Return an untrained embedder for inputs of a kind.
 
-    Random weights come from torch's global generator: seed it first. Data-dependent filters are
-    set here, from training rows alone.
+    Random weights come from torch's global generator: seed it first.
 
     Args:
         config: Backbone, projection and widths; ``embed_dim`` counts where there is a projection
             and for table backbones, elsewhere the backbone decides.
-        splits: The data to embed.
+        spec: Kind, shape and statistics of the inputs.
+        rows: Training rows, from which data-dependent filters are set; None leaves them blank,
+            for saved weights to fill.
 
     Raises:
         PretrainedUnavailableError: ``pretrained=True`` and no weights.
@@ -514,33 +520,33 @@ def build_embedder(config: EmbedderConfig, splits: Splits) -> Embedder:
             f"backbone must be one of {', '.join(BACKBONES)}, got backbone={config.backbone!r}"
             f"{nearest_name(config.backbone, BACKBONES)}"
         )
-    built = BACKBONES[name](config, splits)
+    built = BACKBONES[name](config, spec)
     projection = build_projection(config.projection, built.network.out_dim, config.embed_dim)
     width = built.network.out_dim if config.projection == "none" else config.embed_dim
-    embedder = Embedder(built, projection, splits, width)
-    if hasattr(built.network, "initialise"):
-        built.network.initialise(_initial_inputs(embedder, splits))
+    embedder = Embedder(built, projection, spec, width)
+    if rows is not None and hasattr(built.network, "initialise"):
+        built.network.initialise(_initial_inputs(embedder, rows))
     # Convolutions run about 1.4 times faster with channels last on a CPU.
-    return embedder.to(memory_format=torch.channels_last) if splits.kind == "image" else embedder
+    return embedder.to(memory_format=torch.channels_last) if spec.kind == "image" else embedder
 
 
-def _initial_inputs(embedder: Embedder, splits: Splits) -> Float[Tensor, "N *shape"]:
+def _initial_inputs(embedder: Embedder, rows: Inputs) -> Float[Tensor, "N *shape"]:
     """Return normalised training inputs from all over the training set."""
-    n_rows, wanted = len(splits.train), embedder.backbone.n_initial_rows
+    wanted = embedder.backbone.n_initial_rows
     # Evenly spaced: rows may be sorted by class.
-    ids = np.linspace(0, n_rows - 1, min(n_rows, wanted)).astype(int)
-    inputs = torch.from_numpy(splits.train.inputs[ids])
-    return embedder.normalised(inputs.float() / 255 if splits.kind == "image" else inputs)
+    ids = np.linspace(0, len(rows) - 1, min(len(rows), wanted)).astype(int)
+    inputs = torch.from_numpy(rows[ids])
+    return embedder.normalised(inputs.float() / 255 if rows.ndim == 4 else inputs)
 
 
-def _image_shape(backbone: str, splits: Splits) -> tuple[int, int]:
-    if splits.kind != "image":
-        raise ValueError(f"backbone={backbone!r} must be given images, got kind={splits.kind!r}")
-    channels, height, width = splits.train.inputs.shape[1:]
+def _image_shape(backbone: str, spec: InputSpec) -> tuple[int, int]:
+    if spec.kind != "image":
+        raise ValueError(f"backbone={backbone!r} must be given images, got kind={spec.kind!r}")
+    channels, height, width = spec.shape
     return channels, min(height, width)
 
 
-def _row_width(backbone: str, splits: Splits) -> int:
-    if splits.kind == "image":
+def _row_width(backbone: str, spec: InputSpec) -> int:
+    if spec.kind == "image":
         raise ValueError(f"backbone={backbone!r} must be given rows of features, got kind='image'")
-    return splits.train.inputs.shape[1]
+    return spec.shape[0]

@@ -11,17 +11,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from attnknn.checks import check_count, check_finite
-from attnknn.embed.networks import Embedder
+from attnknn.embed.networks import Embedder, Inputs
 from attnknn.files import write_atomic
 
-Inputs = UInt8[np.ndarray, "N channels height width"] | Float[np.ndarray, "N F"]
 View = Callable[[Tensor], Tensor]
 
 

@@ -95,7 +95,7 @@ class TrainedRun:
     def embedder(self) -> Embedder:
         """The trained embedder."""
         with torch.random.fork_rng(devices=[]):
-            embedder = build_embedder(self.config.embedder, self.splits)
+            embedder = build_embedder(self.config.embedder, self.splits.spec)
         embedder.load_state_dict(load_file(self.folder / "embedder.safetensors"))
         return embedder.eval()
 

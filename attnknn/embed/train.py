@@ -141,7 +141,7 @@ def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> 
     origin = provenance()  # now: the code on disk may change while this process runs
     splits = _load_in_turn(config, folder, group)
     device = group.device(choose_device(config.training.device))
-    stage = Stage1(config, splits, device=device, group=group)
+    stage = stage_of(config, splits, device=device, group=group)
     history = _train_stage1(stage, folder, progress=progress)
     start = time.perf_counter()
     tensors = _embed_parts(stage, splits, progress=progress)
@@ -163,6 +163,23 @@ def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> 
     _write_report(folder, config, splits, stage, seconds, origin)
     for checkpoint in ("checkpoint.pt", "cnn.pt"):
         (folder / checkpoint).unlink(missing_ok=True)
+
+
+def stage_of(
+    config: RunConfig, splits: Splits, *, device: torch.device, group: Group = ALONE
+) -> Stage1:
+    """Return the training of a data set's embedder."""
+    # NOTE: leakage guard. Test rows are not handed over.
+    return Stage1(
+        config,
+        splits.train,
+        splits.val,
+        spec=splits.spec,
+        n_classes=splits.n_classes,
+        augmentation=splits.augmentation,
+        device=device,
+        group=group,
+    )
 
 
 def _load_in_turn(config: RunConfig, folder: Path, group: Group) -> Splits:
@@ -253,7 +270,7 @@ def _cnn_logits(
     """
     training = replace(stage.config.training, objective="cross_entropy", head="linear")
     config = replace(stage.config, training=training)
-    other = Stage1(config, splits, device=stage.device, group=stage.group)
+    other = stage_of(config, splits, device=stage.device, group=stage.group)
     other.run(checkpoint, progress=progress)
     tensors = _embed_parts(other, splits, progress=progress)
     return {name: tensor for name, tensor in tensors.items() if name.endswith("_logits")}

@@ -34,7 +34,7 @@ from attnknn.core.calibrate import Calibration, apply_calibration, fit_floor_and
 from attnknn.core.fit import PREPARED_CELLS, fit_on_neighbours, query_folds
 from attnknn.core.neighbours import Neighbours
 from attnknn.core.vote import Attention, at_k, contributions, normalised
-from attnknn.data.splits import Split, Splits
+from attnknn.data.splits import InputSpec, Split
 from attnknn.data.tables import TableEncoder, fit_table_encoder, is_number
 from attnknn.embed.loop import Stage1
 from attnknn.embed.networks import Embedder, build_embedder
@@ -123,7 +123,6 @@ TABLE_TRAINING = {
 }
 TABLE_STEPS = 600  # about as many updates as suit a table, whatever its size
 TABLE_EPOCHS = (4, 50)
-BLANK_ROWS = 64  # inputs that only show a network the shape of inputs
 
 
 def takes_images(embedder: str | Callable) -> bool:
@@ -293,9 +292,11 @@ def trained(
     features = Features({}, None) if images else fit_features(fit_part, "quantile", impute=impute)
     parts = [Split(features.encode(inputs[m]), labels[m]) for m in (~is_held, is_held)]
     config = _run_config(backbone, settings, parts[0], seed=seed, images=images)
-    recipe = _recipe(config, parts[0].inputs, features)
+    spec = _input_spec(parts[0].inputs, features)
+    recipe = {"embedder": asdict(config.embedder), **asdict(spec)}
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
-        stage = Stage1(config, _splits(parts, recipe, n_classes), device=torch.device("cpu"))
+        cpu = torch.device("cpu")
+        stage = Stage1(config, *parts, spec=spec, n_classes=n_classes, device=cpu)
         if any(p.requires_grad for p in stage.embedder.parameters()):
             stage.run(Path(folder) / "checkpoint.pt", progress=progress)
     return Embedding(features, network=stage.embedder.eval(), recipe=recipe)
@@ -315,45 +316,26 @@ def _run_config(
     return RunConfig.from_flat(values | dict(settings))
 
 
-def _recipe(config: RunConfig, inputs: np.ndarray, features: Features) -> dict[str, Any]:
-    """Return plain values that say how the network is built."""
-    recipe = {"embedder": asdict(config.embedder), "shape": list(inputs.shape[1:])}
+def _input_spec(inputs: np.ndarray, features: Features) -> InputSpec:
+    """Return what a network must know of inputs like these."""
+    shape = inputs.shape[1:]
     if inputs.ndim == 2:
         n_numeric = inputs.shape[1] if features.encoder is None else len(features.encoder.mean)
-        return recipe | {"kind": "table", "n_numeric": n_numeric, "mean": [], "std": []}
+        return InputSpec("table", shape, n_numeric=n_numeric)
     pixels = inputs / np.float32(255)  # NOTE: rows that are learned from alone
     std = np.maximum(pixels.std(axis=(0, 2, 3)), 1e-6)
-    mean = pixels.mean(axis=(0, 2, 3)).tolist()
-    return recipe | {"kind": "image", "n_numeric": 0, "mean": mean, "std": std.tolist()}
-
-
-def _splits(parts: list[Split], recipe: Mapping[str, Any], n_classes: int) -> Splits:
-    return Splits(
-        name="fit",
-        kind=recipe["kind"],
-        train=parts[0],
-        val=parts[1],
-        test=parts[1],
-        class_names=tuple(map(str, range(n_classes))),
-        mean=tuple(recipe["mean"]),
-        std=tuple(recipe["std"]),
-        n_numeric=recipe["n_numeric"],
-        feature_names=(),
-        augmentation=(),
-        source="rows given to fit",
+    return InputSpec(
+        "image", shape, tuple(pixels.mean(axis=(0, 2, 3)).tolist()), tuple(std.tolist())
     )
 
 
 def blank_network(recipe: Mapping[str, Any]) -> Embedder:
     """Return a network built like the one of the recipe, to be filled with its weights."""
-    settings = dict(recipe["embedder"]) | {"pretrained": False}
+    inputs = dict(recipe)
+    settings = dict(inputs.pop("embedder")) | {"pretrained": False}
     config = EmbedderConfig(**settings | {"widths": tuple(settings["widths"])})
-    rng, shape = np.random.default_rng(0), (BLANK_ROWS, *recipe["shape"])
-    noise = rng.integers(256, size=shape, dtype=np.uint8)
-    inputs = noise if recipe["kind"] == "image" else noise.astype(np.float32)
-    blank = Split(inputs, np.zeros(BLANK_ROWS, dtype=np.int64))
     with torch.random.fork_rng(devices=[]):
-        return build_embedder(config, _splits([blank, blank], recipe, 2)).eval()
+        return build_embedder(config, InputSpec(**inputs)).eval()
 
 
 # ---- Learning inside ``fit``: attentions, the share of wrong labels, and a last calibration.

@@ -104,7 +104,9 @@ def raw_brackets(datasets: Sequence[str]) -> pd.DataFrame:
         parts = (splits.train, splits.val, splits.test)
         inputs = np.concatenate([part.inputs for part in parts])
         labels = np.concatenate([part.labels for part in parts])
-        rows = embed(build_embedder(config, splits), inputs, progress=False)
+        rows = embed(
+            build_embedder(config, splits.spec, rows=splits.train.inputs), inputs, progress=False
+        )
         wrong = _leave_one_out_wrong(rows, labels, splits.n_classes)
         described = {"dataset": name, "representation": f"{backbone}, untrained"}
         described |= {"rows": "all rows, leave-one-out", "seed": 0, "n_classes": splits.n_classes}
