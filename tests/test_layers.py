@@ -11,7 +11,8 @@ PACKAGE = Path(__file__).parent.parent / "attnknn"
 
 # The one place where the order is written down: a folder is a layer, and so is a module beside it.
 ORDER = """
-    checks files config core evaluate data afmp embed figures estimator studies paper cli train
+    progress checks files config core evaluate data afmp embed figures estimator studies paper cli
+    train
 """.split()
 
 
