@@ -95,7 +95,8 @@ def main(words: Sequence[str] | None = None) -> None:
         means = report.pivot_mean_interval(ablation.table()).text
         report.save_table(means, options.out, "measures", caption="AFMP and its controls.")
         tests = comparison_table(ablation)
-        report.save_table(tests, options.out, "paired_tests", caption="Paired tests.")
+        caption = "Paired tests."
+        report.save_table(tests, options.out, "paired_tests", caption=caption, also=["md"])
         write_json(options.out / "controls.json", found)
     print(json.dumps(found, indent=2, ensure_ascii=False))
 

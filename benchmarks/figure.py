@@ -23,7 +23,7 @@ ROW_HEIGHT, CURVE_HEIGHT = 0.2, 1.9  # inches
 
 
 def save_bench_figure(result: dict[str, Any], folder: Path) -> Figure:
-    """Draw a result into ``bench.svg`` and ``bench.png``."""
+    """Draw a result into ``bench.svg``."""
     plot.use_style()
     blocks = {way: [r for r in result["ratios"] if _block(r) == way] for way in BLOCKS}
     blocks = {way: rows for way, rows in blocks.items() if rows}

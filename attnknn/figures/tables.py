@@ -2,7 +2,7 @@
 
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -320,39 +320,44 @@ def save_table(
     *,
     caption: str = "",
     bold: pd.DataFrame | None = None,
+    also: Collection[str] = (),
 ) -> dict[str, Path]:
-    """Write a table as CSV, LaTeX (booktabs) and Markdown.
+    """Write a table as CSV, and in the forms that something else reads.
 
     Args:
         frame: The table; an unnamed numbering of its rows is left out.
         folder: Where to; made when missing.
         name: File name without suffix, also the LaTeX label ``tab:name``.
-        caption: Title of the table, as plain text.
-        bold: Cells to set bold, of the same shape as ``frame``.
+        caption: Title of the table, as plain text; a CSV has none.
+        bold: Cells to set bold, of the same shape as ``frame``; a CSV has none.
+        also: "tex" (booktabs), "md" or both.
 
     Returns:
-        The written paths by suffix: ``csv``, ``tex``, ``md``.
+        The written paths by suffix.
     """
     name = safe_name(name)
-    texts = {
-        "csv": frame.to_csv(index=not is_numbering(frame), lineterminator="\n"),
-        "tex": to_latex(frame, caption=caption, label=f"tab:{name}", bold=bold),
-        "md": to_markdown(frame, caption=caption, bold=bold),
-    }
+    texts = {"csv": frame.to_csv(index=not is_numbering(frame), lineterminator="\n")}
+    if "tex" in also:
+        texts["tex"] = to_latex(frame, caption=caption, label=f"tab:{name}", bold=bold)
+    if "md" in also:
+        texts["md"] = to_markdown(frame, caption=caption, bold=bold)
     return {kind: write_text(Path(folder) / f"{name}.{kind}", text) for kind, text in texts.items()}
 
 
-def save_figure(figure: Figure, folder: Path, name: str, *, dpi: int = 300) -> dict[str, Path]:
-    """Write a figure as SVG and PNG; the same figure gives the same bytes on any day.
+def save_figure(
+    figure: Figure, folder: Path, name: str, *, also: Collection[str] = (), dpi: int = 300
+) -> dict[str, Path]:
+    """Write a figure as SVG, and as PNG where asked; the same figure gives the same bytes.
 
     Args:
         figure: The figure.
         folder: Where to; made when missing.
         name: File name without suffix.
+        also: "png" for readers that cannot show vectors.
         dpi: Resolution of the PNG.
 
     Returns:
-        The written paths by suffix: ``svg``, ``png``.
+        The written paths by suffix.
     """
     place = Path(folder) / safe_name(name)
     # Without a fixed salt the ids inside an SVG are random; without a date of None it is today's.
@@ -361,9 +366,9 @@ def save_figure(figure: Figure, folder: Path, name: str, *, dpi: int = 300) -> d
         return {
             kind: write_atomic(
                 place.with_name(f"{place.name}.{kind}"),
-                lambda handle, kind=kind, metadata=metadata: figure.savefig(
-                    handle, format=kind, dpi=dpi, metadata=metadata
+                lambda handle, kind=kind: figure.savefig(
+                    handle, format=kind, dpi=dpi, metadata=undated[kind]
                 ),
             )
-            for kind, metadata in undated.items()
+            for kind in ("svg", *also)
         }

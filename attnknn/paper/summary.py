@@ -72,7 +72,7 @@ _COUNTS = ("executed", "kept", "failures", "skipped")
 
 
 def summarise_grid(grid: Grid, results: Sequence[RunResult]) -> "pd.DataFrame":
-    """Write ``grid.csv``, ``grid.md`` and ``grid.tex``, and return the table as text.
+    """Write ``grid.csv`` and ``grid.md``, and return the table as text.
 
     One line a run: its own values; notebooks executed, kept, failed and skipped; and, as mean and
     half of the 95 % interval over seeds, accuracy on the validation rows and the measures of the
@@ -96,7 +96,8 @@ def summarise_grid(grid: Grid, results: Sequence[RunResult]) -> "pd.DataFrame":
         measured = pivot_mean_interval(tidy, index="run").text
         table = table.join(measured.rename(columns={"n": "seeds"})).fillna(MISSING)
     table = table.reset_index(drop=True)
-    save_table(table, grid.folder, "grid", caption=f"The runs of {grid.folder.name}.")
+    caption = f"The runs of {grid.folder.name}."
+    save_table(table, grid.folder, "grid", caption=caption, also=["md"])
     return table
 
 

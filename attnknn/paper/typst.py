@@ -27,6 +27,8 @@ import typst
 from bs4 import BeautifulSoup, Tag
 from nbformat import NotebookNode
 
+from attnknn.paper.packed import packed
+
 # ---- Plain text on its way to paper: terminal noise out, Typst strings safe, long words breakable.
 
 _ANSI = re.compile(
@@ -154,7 +156,7 @@ class Workshop:
         path = self.folder / "main.typ"
         path.write_text(source, encoding="utf-8")
         try:
-            return typst.compile(
+            pdf = typst.compile(
                 path,
                 root=self.folder,
                 font_paths=_fonts(),
@@ -168,6 +170,7 @@ class Workshop:
                 f"typst could not compile the document: {error.message}\n"
                 f"{error.diagnostic}\nIts source is kept in {path}"
             ) from error
+        return packed(pdf)
 
 
 @contextmanager
