@@ -12,14 +12,17 @@ import pickle
 import platform
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from filelock import FileLock, Timeout
+
+REPORT_NAME = "report.json"
 
 
 class FolderBusyError(RuntimeError):
@@ -84,6 +87,83 @@ def path_stamp(path: Path) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
+# ---- Validity: whether a result is still the result of what it was made from. There is one way to
+# ask: a version that a person raises, parameters, and sums of the data. Code is not summed: a moved
+# or reworded file makes no number wrong.
+
+METHOD_VERSION = 1  # raise it when training, search, vote or calibration give other numbers
+AFMP_VERSION = 1  # the same for AFMP's models and their training
+
+
+class ResultError(RuntimeError):
+    """A finished result that may not be used again."""
+
+
+class OutdatedError(ResultError):
+    """A result of another version of this program."""
+
+
+class DamagedError(ResultError):
+    """A finished folder whose files are not those that were written."""
+
+
+def validity_key(parameters: Any, *, version: int, data: Iterable[str | None] = ()) -> str:
+    """Return a digest that two results share exactly when one may stand for the other.
+
+    Args:
+        parameters: Plain values: all that was asked for.
+        version: ``METHOD_VERSION`` or ``AFMP_VERSION``.
+        data: Sums of the rows and files that were read.
+    """
+    content = json.dumps([version, parameters, list(data)], sort_keys=True)
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def check_version(found: int | None, current: int, *, folder: Path) -> None:
+    """Refuse a folder that another version has made."""
+    if found != current:
+        raise OutdatedError(
+            f"{folder} must be made by version {current} of the method, got version {found}; "
+            "make it anew or use another folder"
+        )
+
+
+def path_sum(path: Path) -> str:
+    """Return a digest of a file's content, or of a folder's names and contents."""
+    # The stamp only says when to read again: a copy has the same sum.
+    return _path_sum(Path(path), path_stamp(path))
+
+
+@lru_cache(maxsize=64)
+def _path_sum(path: Path, stamp: str) -> str:
+    sums = {"": sha256_file(path)} if path.is_file() else folder_sums(path)
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+def folder_sums(folder: Path, *, without: Collection[str] = (REPORT_NAME,)) -> dict[str, str]:
+    """Return the SHA-256 of every file in a folder by its relative name; dotted ones are left out.
+
+    Args:
+        folder: Where the files are.
+        without: Names to leave out, such as the report that shall hold these sums.
+    """
+    folder = Path(folder)
+    names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    kept = [n for n in names if n not in without and not Path(n).name.startswith(".")]
+    return {name: sha256_file(folder / name) for name in kept}
+
+
+def check_sums(folder: Path, sums: Mapping[str, str]) -> None:
+    """Refuse a folder whose files are not those that were summed; further files are no matter."""
+    for name, wanted in sums.items():
+        path = Path(folder) / name
+        if not path.is_file() or sha256_file(path) != wanted:
+            state = "other content" if path.is_file() else "no such file"
+            raise DamagedError(
+                f"{path} must be as it was written, got {state}; delete its folder to make it anew"
+            )
+
+
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """Hold a folder for this process; a second holder is refused at once.
@@ -116,7 +196,6 @@ def _umask() -> int:
 #
 # A report holds config, seed, metrics, seconds, hardware, versions and commit.
 
-REPORT_NAME = "report.json"
 PACKAGES = (
     "attnknn",
     "torch",

@@ -18,7 +18,7 @@ from attnknn.config import ConfigError, parse_setting
 from attnknn.embed.parallel import joined
 from attnknn.embed.runs import seed_folder
 from attnknn.embed.train import train_together
-from attnknn.files import FolderBusyError
+from attnknn.files import FolderBusyError, ResultError
 from attnknn.paper.plan import Plan, make_plan
 
 
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             results=options.results,
         )
         _train(plan)
-    except (ConfigError, FolderBusyError) as error:
+    except (ConfigError, FolderBusyError, ResultError) as error:
         print(f"attnknn.train: {error}", file=sys.stderr)
         return 2
     return 0

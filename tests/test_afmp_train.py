@@ -18,6 +18,7 @@ from attnknn.afmp.graph import AFMPConfig
 from attnknn.config import EmbedderConfig
 from attnknn.data.splits import InputSpec, Split
 from attnknn.embed.networks import build_embedder
+from attnknn.files import DamagedError, OutdatedError
 from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.notebooks import find_notebooks
 from attnknn.studies import afmp as afmp_gates
@@ -38,7 +39,6 @@ from attnknn.studies.afmp_train import (
     Setting,
     Training,
     build_classifier,
-    run_path,
     train_setting,
 )
 from tests.tiny import tiny_splits
@@ -122,22 +122,15 @@ def test_other_rows_get_another_folder(tmp_path):
     assert one != two
 
 
-def test_only_code_that_trains_decides_the_folder(tmp_path, monkeypatch):
-    for name in ("afmp/model.py", "afmptrain/loop.py", "studies/afmp.py", "plot/afmp.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text("1")
-    monkeypatch.setattr(folder_module.attnknn, "__file__", str(tmp_path / "__init__.py"))
-
-    def path_after(name: str, source: str = "2") -> Path:
-        (tmp_path / name).write_text(source)
-        folder_module.training_code.cache_clear()
-        return run_path(tmp_path, Setting("a", MODEL), tiny_splits(), RECIPE, seed=0)
-
-    first = path_after("studies/afmp.py")
-    same = {path_after("plot/afmp.py"), path_after("afmp/model.py", '"""Words."""\n1  # more')}
-    others = {path_after("afmp/model.py"), path_after("afmptrain/loop.py")}
-    folder_module.training_code.cache_clear()
-    assert same == {first} and len({first, *others}) == 3
+def test_the_version_decides_the_folder_and_a_changed_file_is_named(tmp_path, monkeypatch):
+    run = train(tmp_path, recipe=ONE_EPOCH)
+    (run.folder / "gates.csv").write_text("epoch,layer\n")
+    with pytest.raises(DamagedError, match=r"gates\.csv must be as it was written"):
+        train(tmp_path, recipe=ONE_EPOCH)
+    monkeypatch.setattr(folder_module, "AFMP_VERSION", 2)
+    assert train(tmp_path, recipe=ONE_EPOCH).folder != run.folder
+    with pytest.raises(OutdatedError, match="by version 2 of the method, got version 1"):
+        folder_module.load_ablation_run(run.folder, run.setting)
 
 
 @pytest.mark.parametrize("kind", ["afmp", "published"])

@@ -8,11 +8,16 @@ import sys
 import pytest
 
 from attnknn.files import (
+    DamagedError,
     FolderBusyError,
+    check_sums,
+    folder_sums,
     locked_folder,
     path_stamp,
+    path_sum,
     read_json,
     sha256_file,
+    validity_key,
     write_atomic,
     write_json,
     write_text,
@@ -109,6 +114,35 @@ def test_the_lock_is_released_when_the_work_raises(tmp_path):
             raise RuntimeError("work")
     with locked_folder(tmp_path):
         pass
+
+
+def test_a_validity_key_tells_versions_parameters_and_data_apart_and_nothing_else():
+    keys = {
+        validity_key({"a": 1, "b": [2]}, version=1, data=["x"]),
+        validity_key({"a": 1, "b": [2]}, version=2, data=["x"]),
+        validity_key({"a": 1, "b": [3]}, version=1, data=["x"]),
+        validity_key({"a": 1, "b": [2]}, version=1, data=[None]),
+    }
+    assert len(keys) == 4
+    assert validity_key({"b": [2], "a": 1}, version=1, data=["x"]) in keys  # order is no difference
+
+
+def test_sums_are_of_contents_and_names_not_of_places_and_times(tmp_path):
+    one, two = (tmp_path / "one", tmp_path / "two")
+    for folder in (one, two):
+        write_text(folder / "deep/a.txt", "a")
+        write_text(folder / "report.json", folder.name)  # holds the sums: not summed itself
+        write_text(folder / ".lock", folder.name)
+    os.utime(two / "deep/a.txt", (1, 1))
+    assert folder_sums(one) == folder_sums(two) == {"deep/a.txt": sha256_file(one / "deep/a.txt")}
+    assert path_sum(one) == path_sum(two)
+    check_sums(one, folder_sums(two))
+    write_text(two / "deep/a.txt", "b")
+    assert path_sum(one) != path_sum(two)
+    with pytest.raises(DamagedError, match=r"a\.txt must be as it was written, got other content"):
+        check_sums(two, folder_sums(one))
+    write_text(two / "further.txt", "made later")
+    check_sums(two, folder_sums(two, without=["further.txt"]))
 
 
 def test_a_stamp_changes_with_the_files(tmp_path):

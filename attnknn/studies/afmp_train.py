@@ -3,14 +3,10 @@
 A run is finished when its ``report.json`` is there: it is written last. Axes: C classes.
 """
 
-import ast
-import json
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +19,6 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 from tqdm import TqdmWarning, tqdm
 
-import attnknn
 from attnknn.afmp.graph import AFMPConfig
 from attnknn.afmp.model import AFMP, AFMPTrunk
 from attnknn.afmp.published import PublishedAFMP
@@ -33,13 +28,18 @@ from attnknn.data.change import augment_batch
 from attnknn.data.splits import Split, Splits
 from attnknn.embed.rows import to_batch
 from attnknn.files import (
+    AFMP_VERSION,
     REPORT_NAME,
+    check_sums,
+    check_version,
+    folder_sums,
     load_checkpoint,
     locked_folder,
     provenance,
     read_report,
     save_checkpoint,
     save_report,
+    validity_key,
     write_atomic,
     write_text,
 )
@@ -418,10 +418,6 @@ class Training:
         self.generator.set_state(state["generator"])
 
 
-# The files whose code decides what a training ends with; reports name the versions of libraries.
-TRAINED_BY = ("linear.py", "augment.py", "embed.py", "afmp/**/*.py", "afmptrain/**/*.py")
-
-
 @dataclass(frozen=True)
 class AblationRun:
     """A finished run, read from its folder.
@@ -455,33 +451,12 @@ class AblationRun:
 
 
 def run_path(folder: Path, setting: Setting, splits: Splits, recipe: Recipe, *, seed: int) -> Path:
-    """Return the folder of one run; another setting, recipe, row or code means another folder."""
-    identity = [asdict(setting), asdict(recipe), splits.fingerprint, training_code()]
-    content = json.dumps(identity, sort_keys=True)
+    """Return the folder of one run; another setting, recipe, row or version means
+    another folder."""
+    asked, data = [asdict(setting), asdict(recipe)], [splits.fingerprint]
+    key = validity_key(asked, version=AFMP_VERSION, data=data)
     slug = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in setting.name)
-    return Path(folder) / f"{slug}-{sha256(content.encode()).hexdigest()[:8]}" / f"seed{seed}"
-
-
-@cache
-def training_code() -> str:
-    """Return the digest of the code that trains; studies and figures are no part of it.
-
-    Statements count, comments and docstrings do not. Another Python may write the same statements
-    in another way: then a run is trained again.
-    """
-    root = Path(attnknn.__file__).parent
-    files = sorted(path for pattern in TRAINED_BY for path in root.glob(pattern))
-    content = [[str(path.relative_to(root)), _statements(path.read_text())] for path in files]
-    return sha256(json.dumps(content).encode()).hexdigest()
-
-
-def _statements(source: str) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
-            node.body = node.body[1:]
-    return ast.dump(tree)
+    return Path(folder) / f"{slug}-{key[:8]}" / f"seed{seed}"
 
 
 def train_setting(
@@ -554,7 +529,8 @@ def _train(
         rows={part: len(getattr(splits, part)) for part in ("train", "val", "test")},
         data_source=splits.source,
         data_fingerprint=splits.fingerprint,
-        training_code=training_code(),
+        afmp_version=AFMP_VERSION,
+        files=folder_sums(path, without=(REPORT_NAME, checkpoint.name)),
     )
     checkpoint.unlink(missing_ok=True)
 
@@ -562,6 +538,8 @@ def _train(
 def load_ablation_run(path: Path, setting: Setting) -> AblationRun:
     """Return a finished run."""
     report = read_report(path)
+    check_version(report.get("afmp_version"), AFMP_VERSION, folder=path)
+    check_sums(path, report["files"])
     tensors = load_file(path / "logits.safetensors")
     maps = load_file(path / "gate_maps.safetensors")
     sorted_maps = sorted(maps.items(), key=lambda item: int(item[0]))
