@@ -3,33 +3,20 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from attnknn.files import write_atomic
+from attnknn.paper.markup import Node, plain_text, read_markdown
 from attnknn.paper.pdf import (
     Chapter,
-    call,
-    heading_call,
+    document_head,
     provenance_lines,
     read_chapters,
     read_source,
     without_headings,
 )
-from attnknn.paper.typst import (
-    Cleaner,
-    Node,
-    Workshop,
-    breakable,
-    clean,
-    plain_text,
-    raw_block,
-    read_markdown,
-    typst_string,
-    workshop,
-    write_typst,
-)
+from attnknn.paper.typst import Setter, Unit, Workshop, call, raw_block, word, workshop
 
 # ---- A notebook's verdict → what page one says of it: the first points, or a count of them.
 
@@ -151,90 +138,71 @@ def bind_report(
 
     Raises:
         ValueError: If there is no notebook, or one of the files is not a notebook.
-        PDFError: If Typst refuses the document; the message names the kept source.
+        PDFError: If Typst refuses the document.
     """
     if not notebooks:
         raise ValueError(f"notebooks must name at least one notebook, got {notebooks=}")
     sources = [read_source(path) for path in notebooks]
     with workshop() as place:
         chapters = _told_apart(read_chapters(sources, place, top_level=2), notebooks)
+        entries = list(verdicts or ())
         if verdicts is None:
-            found = (source.verdict for source in sources)
-            titles = (chapter.title for chapter in chapters)
-            entries = [(t, v or NO_VERDICT) for t, v in zip(titles, found, strict=True)]
-        else:
-            entries = [(_plain_title(t), v) for t, v in verdicts]
-        before = _preface(preface, place) if preface else []
-        front = _front(entries, place, linked=verdicts is None)
-        pdf = _bind(chapters, front, before, place, title=title, provenance=provenance)
+            entries = [
+                (c.name, s.verdict or NO_VERDICT) for c, s in zip(chapters, sources, strict=True)
+            ]
+        date = max(chapter.date for chapter in chapters)
+        cover = Chapter(title, [word(title)], [], date, provenance_lines(provenance))
+        depth = 2 if len(chapters) <= _MOST_WITH_SECTIONS else 1
+        units = [[cover.heading("title-block")], _front(entries, place, linked=verdicts is None)]
+        units += [[raw_block(f"#contents({depth})")], *_preface(preface, place)]
+        for i, chapter in enumerate(chapters):
+            own = [line for line in chapter.provenance if line not in cover.provenance]
+            start = replace(chapter, provenance=own).heading("chapter")
+            units += [[raw_block(f'#chapter-start("{_mark(i)}")'), start], *chapter.units]
+        pdf = place.set(document_head(title, "bound: true"), units, timestamp=date)
     return write_atomic(output, lambda file: file.write(pdf))
 
 
 def _told_apart(chapters: Sequence[Chapter], notebooks: Sequence[Path]) -> list[Chapter]:
     """Return the chapters; those of one title get what their files add to it, such as a seed."""
-    counts = Counter(plain_text(chapter.title) for chapter in chapters)
+    counts = Counter(chapter.name for chapter in chapters)
     endings = [Path(notebook).stem.partition(".")[2] for notebook in notebooks]
     return [
-        replace(chapter, title=[*chapter.title, {"t": "Space"}, *_plain_title(f"({ending})")])
-        if ending and counts[plain_text(chapter.title)] > 1
+        replace(chapter, title=[*chapter.title, {"t": "Space"}, word(f"({ending})")])
+        if ending and counts[chapter.name] > 1
         else chapter
         for chapter, ending in zip(chapters, endings, strict=True)
     ]
 
 
-def _plain_title(text: str) -> list[Node]:
-    return [{"t": "Str", "c": breakable(clean(text))}]
-
-
-def _bind(
-    chapters: Sequence[Chapter],
-    front: Sequence[Node],
-    before: Sequence[Node],
-    place: Workshop,
-    *,
-    title: str,
-    provenance: Mapping[str, object],
-) -> bytes:
-    date = max((chapter.date for chapter in chapters), default=datetime.now(UTC))
-    cover = Chapter(_plain_title(title), [], date, provenance_lines(provenance))
-    depth = 2 if len(chapters) <= _MOST_WITH_SECTIONS else 1
-    blocks = [heading_call("title-block", cover), *front, raw_block(f"#contents({depth})")]
-    blocks += before
-    for i, chapter in enumerate(chapters):
-        own = [line for line in chapter.provenance if line not in cover.provenance]
-        blocks += [raw_block(f'#chapter-start("{_mark(i)}")')]
-        blocks += [heading_call("chapter", replace(chapter, provenance=own)), *chapter.blocks]
-    short = typst_string(plain_text(cover.title))
-    head = f'#import "paper.typ": *\n#show: paper.with(short: {short}, bound: true)\n\n'
-    return place.compile(head + write_typst(blocks), timestamp=date)
-
-
 def _mark(place: int) -> str:
-    """Return the label of a chapter; nothing that a notebook can name begins with a dot."""
-    return f".chapter-{place}"
+    """Return the label of a chapter; those of headings begin with another letter."""
+    return f"chapter-{place}"
 
 
-def _front(
-    entries: Sequence[tuple[list[Node], str]], place: Workshop, *, linked: bool
-) -> list[Node]:
-    trees = read_markdown({f"v{i}": clean(text) for i, (_, text) in enumerate(entries)})
-    cleaner = Cleaner(place)
+def _front(entries: Sequence[tuple[str, str]], place: Workshop, *, linked: bool) -> Unit:
+    trees = read_markdown({f"v{i}": text for i, (_, text) in enumerate(entries)})
+    setter = Setter(place)
     blocks = [raw_block("#summary[")]
-    for i, (words, _) in enumerate(entries):
-        found = excerpt(without_headings(cleaner.clean(trees.get(f"v{i}", []))))
-        blocks += [raw_block("#summary-entry["), call("summary-title", words), *found.blocks]
+    for i, (title, _) in enumerate(entries):
+        found = excerpt(without_headings(trees[f"v{i}"]))
+        blocks += [raw_block("#summary-entry["), call("summary-title", [word(title)])]
+        blocks += setter.blocks(found.blocks)
         if found.n_left and linked:
             blocks.append(raw_block(f'#summary-rest({found.n_left}, "{_mark(i)}")'))
         blocks.append(raw_block("]"))
     return [*blocks, raw_block("]")]
 
 
-def _preface(markdown: str, place: Workshop) -> list[Node]:
+def _preface(markdown: str, place: Workshop) -> list[Unit]:
     """Return a chapter of Markdown alone; its first heading is the chapter's."""
-    blocks = Cleaner(place, prefix="preface-").clean(read_markdown({"p": clean(markdown)})["p"])
+    if not markdown:
+        return []
+    blocks = read_markdown({"p": markdown})["p"]
     heading = next((block for block in blocks if block["t"] == "Header"), None)
     if heading is None:
         raise ValueError(f"preface must hold a heading, got {markdown[:80]!r}")
-    blocks.remove(heading)
-    opening = call("preface-start", heading["c"][2])
-    return [opening, *without_headings(blocks)]
+    setter = Setter(place, prefix="preface")
+    rest = [block for block in blocks if block is not heading]
+    opening = call("preface-start", setter.words(heading["c"][2]))
+    return [[opening], *([block] for block in setter.blocks(without_headings(rest)))]

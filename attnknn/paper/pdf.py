@@ -1,6 +1,5 @@
-"""The nbconvert exporter ``attnknn-pdf`` and its one-call form."""
+"""Executed notebooks → papers: the nbconvert exporter ``attnknn-pdf`` and its one-call form."""
 
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,27 +14,19 @@ from traitlets import Bool, default
 from traitlets.config import Config
 
 from attnknn.files import write_atomic
-from attnknn.paper.typst import (
-    NOT_A_LINE_START,
-    Cleaner,
+from attnknn.paper.cells import Piece, notebook_pieces, notebook_verdict, tags_of
+from attnknn.paper.markup import (
     Node,
-    Piece,
-    Workshop,
     breakable,
-    count_unexecuted,
-    header_ids,
-    notebook_pieces,
-    notebook_verdict,
+    literal,
+    nodes,
     plain_text,
-    raw_block,
-    raw_inline,
+    read_html,
     read_markdown,
-    typst_string,
-    workshop,
-    write_typst,
 )
+from attnknn.paper.typst import Setter, Unit, Workshop, call, raw_block, raw_inline, word, workshop
 
-# ---- Notebooks → the body of one Typst document: titles, provenance, cells, a continuous outline.
+# ---- Notebooks → chapters: title, date, where the numbers come from, and the units of the body
 
 _FIRST = ("run", "dataset", "seeds", "commit", "seconds")
 
@@ -66,16 +57,24 @@ class Chapter:
     """A notebook, read.
 
     Attributes:
-        title: Pandoc inlines of its first heading.
-        blocks: Pandoc blocks of everything after it.
+        name: Its first heading as plain text.
+        title: The words of this heading, ready to be set.
+        units: Everything after it.
         date: When it was executed.
         provenance: Lines that say where its numbers come from.
     """
 
+    name: str
     title: list[Node]
-    blocks: list[Node]
+    units: list[Unit]
     date: datetime
     provenance: list[str]
+
+    def heading(self, function: str) -> Node:
+        """Return the call of a template function that sets title, date and provenance."""
+        lines = "".join(f"{literal(breakable(line))}, " for line in self.provenance)
+        shown = f"{self.date.day} {self.date:%B %Y}"
+        return call(function, self.title, literal(shown), f"({lines})")
 
 
 def read_chapters(
@@ -88,34 +87,22 @@ def read_chapters(
         workshop: Receives their pictures.
         top_level: Level that the largest heading after the title gets.
     """
-    pieces: list[dict[str, Piece]] = []
-    for n, source in enumerate(sources):
-        found = notebook_pieces(source.notebook, workshop, show_code=source.show_code)
-        pieces.append({f"c{n}p{i}": piece for i, piece in enumerate(found)})
-    texts = {
-        key: piece.markdown
-        for group in pieces
-        for key, piece in group.items()
-        if piece.markdown is not None
+    pieces = {
+        f"c{n}p{i}": piece
+        for n, source in enumerate(sources)
+        for i, piece in enumerate(
+            notebook_pieces(source.notebook, workshop, show_code=source.show_code)
+        )
     }
-    trees = read_markdown(texts)
-    return [
-        _chapter(source, group, trees, workshop, prefix=f"c{n}-", top_level=top_level)
-        for n, (source, group) in enumerate(zip(sources, pieces, strict=True))
-    ]
-
-
-def call(function: str, words: Sequence[Node], *arguments: str) -> Node:
-    """Return a block that calls a template function with words and further Typst arguments."""
-    closing = "".join(f", {argument}" for argument in arguments)
-    opening = raw_inline(f"#{function}([{NOT_A_LINE_START}")
-    return {"t": "Plain", "c": [opening, *words, raw_inline(f"]{closing})")]}
-
-
-def heading_call(function: str, chapter: Chapter) -> Node:
-    """Return the call that sets a chapter's title, date and provenance."""
-    lines = "".join(f"{typst_string(breakable(line))}, " for line in chapter.provenance)
-    return call(function, chapter.title, typst_string(shown_date(chapter.date)), f"({lines})")
+    texts = {key: p.markdown for key, p in pieces.items() if p.markdown is not None}
+    captions = {f"{key}c": p.caption for key, p in pieces.items() if p.caption}
+    trees = read_markdown(texts | captions)
+    trees |= read_html({key: p.html for key, p in pieces.items() if p.html is not None})
+    chapters = []
+    for n, source in enumerate(sources):
+        own = {key: piece for key, piece in pieces.items() if key.startswith(f"c{n}p")}
+        chapters.append(_chapter(source, own, trees, workshop, prefix=f"c{n}", level=top_level))
+    return chapters
 
 
 def without_headings(blocks: Sequence[Node]) -> list[Node]:
@@ -128,11 +115,6 @@ def without_headings(blocks: Sequence[Node]) -> list[Node]:
     ]
 
 
-def shown_date(date: datetime) -> str:
-    """Return a date as "16 November 2025"."""
-    return f"{date.day} {date:%B %Y}"
-
-
 def provenance_lines(provenance: Mapping[str, Any]) -> list[str]:
     """Return a run's provenance as readable lines: settings first, then versions.
 
@@ -141,10 +123,9 @@ def provenance_lines(provenance: Mapping[str, Any]) -> list[str]:
     """
     # A notebook file keeps its metadata in alphabetical order; a reader wants the run first.
     names = sorted(provenance, key=lambda name: _FIRST.index(name) if name in _FIRST else 99)
-    hidden = {"versions", "date"}
-    parts = [_fact(name, provenance[name]) for name in names if name not in hidden]
-    versions = provenance.get("versions") or {}
-    packages = [f"{name} {version}" for name, version in dict(versions).items()]
+    parts = [_fact(n, provenance[n]) for n in names if n not in {"versions", "date"}]
+    versions = provenance.get("versions")
+    packages = [f"{n} {v}" for n, v in versions.items()] if isinstance(versions, Mapping) else []
     return [line for line in (" · ".join(filter(None, parts)), ", ".join(packages)) if line]
 
 
@@ -159,8 +140,6 @@ def _fact(name: str, value: Any) -> str:
     if isinstance(value, list | tuple):
         plural = name if len(value) != 1 else name.removesuffix("s")
         return f"{plural} {', '.join(str(item) for item in value)}"
-    if isinstance(value, Mapping):
-        return f"{name} " + ", ".join(f"{key} {item}" for key, item in value.items())
     return f"{name} {value}"
 
 
@@ -171,110 +150,79 @@ def _chapter(
     workshop: Workshop,
     *,
     prefix: str,
-    top_level: int,
+    level: int,
 ) -> Chapter:
-    prose = [trees[key] for key, piece in pieces.items() if _is_prose(piece)]
-    title = _take_title(prose)
-    counts = header_ids([block for blocks in prose for block in blocks])
-    cleaner = Cleaner(
-        workshop,
-        prefix=prefix,
-        # Typst refuses a link to a label that occurs twice.
-        identifiers={name for name, count in counts.items() if count == 1},
-        folder=source.folder,
-        attachments={
-            f"{key}-{name}": data
-            for key, piece in pieces.items()
-            for name, data in piece.attachments.items()
-        },
-    )
-    shift = top_level - min((b["c"][0] for blocks in prose for b in _headers(blocks)), default=1)
-    blocks = _execution_note(source)
+    texts = [trees[key] for key, p in pieces.items() if p.markdown is not None and not p.is_output]
+    headers = [block for blocks in texts for block in blocks if block["t"] == "Header"]
+    title = headers.pop(0) if headers else None
+    for blocks in texts:
+        blocks[:] = [block for block in blocks if block is not title]
+    shift = level - min((header["c"][0] for header in headers), default=1)
+    for header in headers:
+        header["c"][0] += shift
+    attached = {f"{k}-{name}": d for k, p in pieces.items() for name, d in p.attachments.items()}
+    setter = Setter(workshop, prefix=prefix, folder=source.folder, attachments=attached)
+    units = _execution_note(source)
     for key, piece in pieces.items():
-        blocks += _piece_blocks(piece, trees.get(key, []), cleaner, shift=shift)
-    words = cleaner.clean(title) or [{"t": "Str", "c": breakable(source.name)}]
-    return Chapter(words, blocks, _executed(source), _provenance(source.notebook))
+        units += _units(piece, trees.get(key, []), trees.get(f"{key}c", []), setter)
+    words = title["c"][2] if title else [{"t": "Str", "c": source.name}]
+    return Chapter(plain_text(words), setter.words(words), units, *_executed(source))
 
 
-def _is_prose(piece: Piece) -> bool:
-    return piece.markdown is not None and not piece.is_output
-
-
-def _headers(blocks: Sequence[Node]) -> list[Node]:
-    return [block for block in blocks if block["t"] == "Header"]
-
-
-def _take_title(prose: Sequence[list[Node]]) -> list[Node]:
-    """Remove the first heading from the text and return its words."""
-    for blocks in prose:
-        for header in _headers(blocks)[:1]:
-            blocks.remove(header)
-            return header["c"][2]
-    return []
-
-
-def _piece_blocks(piece: Piece, tree: list[Node], cleaner: Cleaner, *, shift: int) -> list[Node]:
-    if piece.markdown is None:
-        return [raw_block(piece.opening)]
-    blocks = cleaner.clean(tree)
-    if piece.inline:
-        words = _one_paragraph(blocks)
-        opening = raw_inline(piece.opening + NOT_A_LINE_START)
-        return [{"t": "Plain", "c": [opening, *words, raw_inline(piece.closing)]}]
+def _units(piece: Piece, tree: list[Node], caption: list[Node], setter: Setter) -> list[Unit]:
+    if piece.blocks:
+        return [list(piece.blocks)]
+    words = setter.paragraph(caption)
+    if piece.picture:
+        about = [raw_inline(", caption: ["), *words, raw_inline("]")] if words else []
+        start = raw_inline(f"#figure-output({piece.picture}")
+        return [[{"t": "Plain", "c": [start, *about, raw_inline(")")]}]]
+    tables = (node for node in nodes(tree) if node.get("t") == "Table")
+    if caption and (table := next(tables, None)):
+        table["c"][1] = [None, caption]
     if piece.is_output:  # code may print headings, but does not structure the notebook
-        blocks = without_headings(blocks)
-    for block in _headers(blocks):
-        block["c"][0] += shift
-    ends = [[raw_block(text)] if text else [] for text in (piece.opening, piece.closing)]
-    return [*ends[0], *blocks, *ends[1]]
+        tree = without_headings(tree)
+    if piece.is_verdict:
+        return [[raw_block("#verdict["), *setter.blocks(tree), raw_block("]")]]
+    return [[block] for block in setter.blocks(tree)]
 
 
-def _one_paragraph(blocks: Sequence[Node]) -> list[Node]:
-    words: list[Node] = []
-    for block in blocks:
-        inlines = block["c"] if block["t"] in {"Para", "Plain"} else []
-        words += [{"t": "Space"}, *(inlines or [{"t": "Str", "c": plain_text(block)}])]
-    return words[1:]
-
-
-def _execution_note(source: Source) -> list[Node]:
-    waiting, total = count_unexecuted(source.notebook)
+def _execution_note(source: Source) -> list[Unit]:
+    # nbconvert strips the execution count along with a hidden output: nothing is known of those.
+    unknown = {"hide-output", "remove-output"}
+    code = [c for c in source.notebook.cells if c.cell_type == "code" and c.source.strip()]
+    cells = [c for c in code if not tags_of(c) & unknown]
+    waiting = [c for c in cells if c.get("execution_count") is None and not c.get("outputs")]
     if not waiting:
         return []
-    text = (
-        "This notebook has not been executed."
-        if waiting == total
-        else f"{waiting} of {total} code cells have not been executed."
-    )
+    text = f"{len(waiting)} of {len(cells)} code cells have not been executed."
+    if len(waiting) == len(cells):
+        text = "This notebook has not been executed."
     warnings.warn(f"{source.name}: {text}", stacklevel=2)
-    return [raw_block(f"#note[{text}]")]
+    return [[call("note", [word(text)])]]
 
 
-def _executed(source: Source) -> datetime:
-    """Return when a notebook was run: its own record, papermill's, or the file's time."""
+def _executed(source: Source) -> tuple[datetime, list[str]]:
+    """Return when and by what a notebook was run: its own record, papermill's, or the file's."""
     metadata = source.notebook.metadata
-    recorded = [
-        metadata.get("attnknn", {}).get("provenance", {}).get("date"),
-        metadata.get("papermill", {}).get("end_time"),
-    ]
-    for text in recorded:
+    papermill = metadata.get("papermill") or {}
+    recorded = (metadata.get("attnknn") or {}).get("provenance") or {}
+    date = source.modified
+    for text in (papermill.get("end_time"), recorded.get("date")):
         try:
             date = datetime.fromisoformat(str(text))
         except ValueError:
             continue
-        return date if date.tzinfo else date.replace(tzinfo=UTC)
-    return source.modified
+    date = date if date.tzinfo else date.replace(tzinfo=UTC)
+    if recorded:
+        return date, provenance_lines(recorded)
+    kernel = (metadata.get("kernelspec") or {}).get("display_name") or "unknown kernel"
+    version = (metadata.get("language_info") or {}).get("version")
+    known = {"kernel": kernel, "version": version, "seconds": papermill.get("duration")}
+    return date, [line.removeprefix("kernel ") for line in provenance_lines(known)]
 
 
-def _provenance(notebook: NotebookNode) -> list[str]:
-    metadata = notebook.metadata
-    if recorded := metadata.get("attnknn", {}).get("provenance"):
-        return provenance_lines(recorded)
-    kernel = metadata.get("kernelspec", {}).get("display_name") or "unknown kernel"
-    version = metadata.get("language_info", {}).get("version")
-    seconds = metadata.get("papermill", {}).get("duration")
-    known = {"kernel": kernel, "version": version, "seconds": seconds}
-    return [re.sub(r"^kernel ", "", line) for line in provenance_lines(known)]
+# ---- nbconvert's exporter, and the same for a file
 
 
 class AttnKNNPDFExporter(Exporter):
@@ -300,16 +248,13 @@ class AttnKNNPDFExporter(Exporter):
     @property
     def default_config(self) -> Config:
         """Hide cells by tag; everything can be set anew on nbconvert's command line."""
-        ours = Config(
-            {
-                "TagRemovePreprocessor": {
-                    "enabled": True,
-                    "remove_cell_tags": ["hide-cell", "remove-cell"],
-                    "remove_input_tags": ["hide-input", "remove-input"],
-                    "remove_all_outputs_tags": ["hide-output", "remove-output"],
-                }
-            }
-        )
+        hidden = {
+            "enabled": True,
+            "remove_cell_tags": ["hide-cell", "remove-cell"],
+            "remove_input_tags": ["hide-input", "remove-input"],
+            "remove_all_outputs_tags": ["hide-output", "remove-output"],
+        }
+        ours = Config({"TagRemovePreprocessor": hidden})
         ours.merge(super().default_config)
         return ours
 
@@ -336,17 +281,11 @@ class AttnKNNPDFExporter(Exporter):
         name = metadata.get("name") or "Notebook"
         folder = Path(metadata["path"] or ".") if "path" in metadata else None
         path = folder / f"{name}.ipynb" if folder is not None else None
-        modified = (
-            path.stat().st_mtime if path and path.is_file() else datetime.now(UTC).timestamp()
-        )
-        return Source(
-            notebook=nb,
-            name=name,
-            folder=folder,
-            modified=datetime.fromtimestamp(modified, UTC),
-            show_code=not self.exclude_input,
-            verdict=verdict,
-        ), resources
+        modified = datetime.now(UTC)
+        if path and path.is_file():
+            modified = datetime.fromtimestamp(path.stat().st_mtime, UTC)
+        shown = not self.exclude_input
+        return Source(nb, name, folder, modified, show_code=shown, verdict=verdict), resources
 
 
 def notebook_to_pdf(path: Path, output: Path | None = None) -> Path:
@@ -358,7 +297,7 @@ def notebook_to_pdf(path: Path, output: Path | None = None) -> Path:
 
     Raises:
         ValueError: If ``path`` is not a notebook.
-        PDFError: If Typst refuses the document; the message names the kept source.
+        PDFError: If Typst refuses the document.
     """
     pdf = notebook_pdf(read_source(path))
     return write_atomic(output or Path(path).with_suffix(".pdf"), lambda file: file.write(pdf))
@@ -369,10 +308,14 @@ def read_source(path: Path) -> Source:
     path = Path(path)
     try:
         notebook = nbformat.read(path, as_version=4)
+        problems = nbformat.validator.iter_validate(notebook)
+        wrong = next((p for p in problems if p.validator != "additionalProperties"), None)
+        if wrong is not None:
+            raise ValueError(f"{'.'.join(map(str, wrong.path))}: {wrong.message}")
     except FileNotFoundError:
         raise
     except Exception as error:  # nbformat raises a dozen kinds, down to AttributeError
-        reason = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0][:200]
         raise ValueError(
             f"path must be a Jupyter notebook, got path={str(path)!r}: {reason}"
         ) from error
@@ -384,7 +327,11 @@ def notebook_pdf(source: Source) -> bytes:
     """Return the PDF of one notebook."""
     with workshop() as place:
         (chapter,) = read_chapters([source], place, top_level=1)
-        body = write_typst([heading_call("title-block", chapter), *chapter.blocks])
-        short = typst_string(plain_text(chapter.title))
-        head = f'#import "paper.typ": *\n#show: paper.with(short: {short})\n\n'
-        return place.compile(head + body, timestamp=chapter.date)
+        units = [[chapter.heading("title-block")], *chapter.units]
+        return place.set(document_head(chapter.name), units, timestamp=chapter.date)
+
+
+def document_head(name: str, *options: str) -> str:
+    """Return the first lines of a Typst document."""
+    arguments = ", ".join([f"short: {literal(name)}", *options])
+    return f'#import "paper.typ": *\n#show: paper.with({arguments})\n\n'
