@@ -332,7 +332,7 @@ PUBLISHED_WHOLE_MS = 1.0  # a query, all that comes after the embedding
 PUBLISHED_HNSW_ROWS = 100_000
 HNSW_MANY_QUERIES = 100_000  # a graph that pays only after more than these is not needed
 GOOD_RECALL = 0.99  # an index that misses more is no replacement for exact search
-# Verdicts of the theory study (`theory_claims`) in the words of the claims.
+# Verdicts of the theory study (`theory`) in the words of the claims.
 THEORY_VERDICTS = {
     "holds": CONFIRMED,
     "does not hold": REFUTED,
