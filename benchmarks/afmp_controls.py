@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from attnknn.afmp.graph import AFMP_TINY, AFMPConfig
+from attnknn.afmp.train import Recipe
 from attnknn.evaluate.compare import verdict_sentence
 from attnknn.figures import tables as report
 from attnknn.files import provenance, write_json
@@ -32,7 +33,6 @@ from attnknn.studies.afmp import (
     run_ablation,
     training_words,
 )
-from attnknn.studies.afmp_train import Recipe
 
 SILENT = keep_name(0)
 TRAINED = (DENSE, keep_name(AFMP_TINY.keep_share), SILENT, TOP_DOWN, WIDER)

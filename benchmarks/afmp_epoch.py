@@ -20,11 +20,11 @@ import torch
 from tqdm import tqdm
 
 from attnknn.afmp.graph import AFMP_TINY
+from attnknn.afmp.train import AFMPTraining, Recipe, Setting
 from attnknn.data.splits import Splits, load_splits
 from attnknn.figures import tables as report
 from attnknn.files import provenance, write_json
 from attnknn.studies.afmp import DEIT, DENSE, TOP_DOWN, ablation_settings, keep_name
-from attnknn.studies.afmp_train import Recipe, Setting, Training
 
 REFERENCE = keep_name(AFMP_TINY.keep_share)
 TIMED = (REFERENCE, DENSE, TOP_DOWN, DEIT)
@@ -33,7 +33,7 @@ SECONDS = "seconds of an epoch"
 
 def epoch_times(splits: Splits, setting: Setting) -> dict[str, float]:
     """Return the seconds of the first epoch of a fresh training, on the clock and of all cores."""
-    training = Training(setting, splits, Recipe(epochs=1), seed=0)
+    training = AFMPTraining(setting, splits, Recipe(epochs=1), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         training.run(Path(folder) / "checkpoint.pt", progress=False)
     [row] = training.history

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 from attnknn.data.splits import load_splits
 from attnknn.embed import networks as fast
@@ -50,13 +51,14 @@ def train(case: str, checkpoint: Path, group: Group, *, stop_after: int | None =
         stage = stage_of(settings, splits, device=torch.device("cpu"), group=group)
     run_epoch = stage._run_epoch
 
-    def perhaps_killed(*, progress: bool) -> None:
+    def perhaps_killed(bar: tqdm) -> None:
         if stage.epoch == stop_after:
             raise KilledError
-        run_epoch(progress=progress)
+        run_epoch(bar)
 
     stage._run_epoch = perhaps_killed
-    history = stage.run(checkpoint, progress=False).drop(columns="seconds")
+    history = stage.run(checkpoint, progress=False)
+    history = history[[name for name in history if "seconds" not in name]]
     weights = torch.cat([p.detach().flatten() for p in stage.embedder.parameters()])
     return {"history": history.to_dict("list"), "weights": weights}
 

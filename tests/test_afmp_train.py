@@ -1,12 +1,10 @@
 """Training of AFMP: selection, resume, folders, the ablation study."""
 
-import copy
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -15,10 +13,14 @@ import torch
 
 from attnknn import figures as plot
 from attnknn.afmp.graph import AFMPConfig
-from attnknn.config import EmbedderConfig
-from attnknn.data.splits import InputSpec, Split
-from attnknn.embed.networks import build_embedder
-from attnknn.files import DamagedError, OutdatedError
+from attnknn.afmp.train import (
+    AblationRun,
+    Recipe,
+    Setting,
+    build_classifier,
+    train_setting,
+)
+from attnknn.data.splits import Split
 from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.notebooks import find_notebooks
 from attnknn.studies import afmp as afmp_gates
@@ -30,17 +32,6 @@ from attnknn.studies import afmp as study
 from attnknn.studies import afmp_costs as afmp_memory
 from attnknn.studies import afmp_costs as afmp_scaling
 from attnknn.studies import afmp_knn
-from attnknn.studies import afmp_train as afmptrain
-from attnknn.studies import afmp_train as folder_module
-from attnknn.studies import afmp_train as loop_module
-from attnknn.studies.afmp_train import (
-    AblationRun,
-    Recipe,
-    Setting,
-    Training,
-    build_classifier,
-    train_setting,
-)
 from tests.tiny import tiny_splits
 
 ROOT = Path(__file__).parents[1]
@@ -63,180 +54,6 @@ def train(folder, setting=None, *, seed=0, recipe=RECIPE, splits=None):
     )
 
 
-@pytest.mark.slow
-def test_a_run_learns_and_is_kept(tmp_path):
-    run = train(tmp_path, recipe=Recipe(epochs=12, batch_size=10, lr=1e-2))
-    assert run.report["metrics"]["val_accuracy"] > 0.8  # chance is 1/3
-    assert run.history["val_accuracy"].max() == pytest.approx(run.report["metrics"]["val_accuracy"])
-    assert list(run.gates["epoch"].unique()) == [10, 12]  # every tenth epoch and the last
-    assert np.allclose(run.gates["kept"], round(0.3 * 66) / 66)
-    assert not (run.folder / "checkpoint.pt").exists()
-
-
-@pytest.mark.parametrize("kind", ["afmp", "published", "deit"])
-def test_gates_over_images_are_kept_at_the_recorded_epochs(tmp_path, monkeypatch, kind):
-    """The last one is that of the last epoch's weights, as are the shares by layer."""
-    monkeypatch.setattr(loop_module, "LOOK_EVERY", 2)
-    splits, last = tiny_splits(), []
-    run_epoch = Training._run_epoch
-
-    def noting(self):
-        run_epoch(self)
-        last[:] = [copy.deepcopy(self.model)]
-
-    monkeypatch.setattr(Training, "_run_epoch", noting)
-    run = train(tmp_path, Setting("a", MODEL, kind), splits=splits)
-    if kind != "afmp":
-        assert run.gate_maps == {}
-        return
-    assert list(run.gate_maps) == [2, 3] == list(run.gates["epoch"].unique())
-    pixels = torch.from_numpy(splits.val.inputs[:4]).float() / 255
-    model = last[0].eval()
-    middle = model.network.gates(model.normalised(pixels))[1]
-    np.testing.assert_allclose(run.gate_maps[3], middle.gates.numpy(), rtol=1e-6)
-
-
-def test_a_finished_run_is_read_not_trained_again(tmp_path, monkeypatch):
-    first = train(tmp_path)
-    monkeypatch.setattr(loop_module.Training, "_step", lambda *_: pytest.fail("trained again"))
-    again = train(tmp_path)
-    np.testing.assert_array_equal(first.logits["test"], again.logits["test"])
-    pd.testing.assert_frame_equal(first.history, again.history)
-
-
-def test_other_settings_get_other_folders(tmp_path):
-    paths = {
-        train(tmp_path).folder,
-        train(tmp_path, seed=1).folder,
-        train(tmp_path, recipe=Recipe(epochs=2, batch_size=20)).folder,
-        train(tmp_path, Setting("a", replace(MODEL, keep_share=0.5))).folder,
-    }
-    assert len(paths) == 4
-
-
-def test_other_rows_get_another_folder(tmp_path):
-    """Files of one's own can change under the same name."""
-    one, two = (
-        train(tmp_path, recipe=ONE_EPOCH, splits=tiny_splits(seed)).folder for seed in (0, 1)
-    )
-    assert one != two
-
-
-def test_the_version_decides_the_folder_and_a_changed_file_is_named(tmp_path, monkeypatch):
-    run = train(tmp_path, recipe=ONE_EPOCH)
-    (run.folder / "gates.csv").write_text("epoch,layer\n")
-    with pytest.raises(DamagedError, match=r"gates\.csv must be as it was written"):
-        train(tmp_path, recipe=ONE_EPOCH)
-    monkeypatch.setattr(folder_module, "AFMP_VERSION", 2)
-    assert train(tmp_path, recipe=ONE_EPOCH).folder != run.folder
-    with pytest.raises(OutdatedError, match="by version 2 of the method, got version 1"):
-        folder_module.load_ablation_run(run.folder, run.setting)
-
-
-@pytest.mark.parametrize("kind", ["afmp", "published"])
-def test_a_killed_run_ends_with_the_same_numbers(tmp_path, monkeypatch, kind):
-    setting = Setting("a", MODEL, kind)
-    whole = train(tmp_path / "whole", setting)
-    run_epoch, calls = Training._run_epoch, []
-
-    def dies_in_the_third(self):
-        calls.append(1)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        run_epoch(self)
-
-    monkeypatch.setattr(Training, "_run_epoch", dies_in_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "cut", setting)
-    monkeypatch.undo()
-    resumed = train(tmp_path / "cut", setting)
-    np.testing.assert_array_equal(whole.logits["test"], resumed.logits["test"])
-    times = ["seconds", "cpu_seconds", "cpu_seconds_with_validation"]
-    pd.testing.assert_frame_equal(
-        whole.history.drop(columns=times), resumed.history.drop(columns=times)
-    )
-
-
-def test_the_rate_falls_when_validation_stalls(tmp_path):
-    recipe = Recipe(epochs=5, batch_size=60, lr=1e-12, patience=1, factor=0.5)
-    rates = train(tmp_path, recipe=recipe).history["lr"].to_numpy()
-    assert rates[0] == 1e-12 and rates[-1] == pytest.approx(0.5e-12)
-
-
-def test_fault_26_only_validation_rows_are_read_in_training(tmp_path, monkeypatch):
-    """The published model's test rows are looked at, to show what its choice of epoch made."""
-    read, splits, judge = [], tiny_splits(), loop_module.judge
-
-    def noting(model, split, name):
-        read.append("val" if split is splits.val else "test" if split is splits.test else "?")
-        return judge(model, split, name)
-
-    monkeypatch.setattr(loop_module, "judge", noting)
-    run = train(tmp_path, splits=splits)
-    assert read == ["val"] * RECIPE.epochs
-    read.clear()
-    published = train(tmp_path, Setting("p", MODEL, "published"), splits=splits)
-    assert read == ["val", "test"] * RECIPE.epochs
-    assert "test_accuracy" in published.history and "test_accuracy" not in run.history
-
-
-@pytest.mark.parametrize("kind", ["afmp", "published"])
-def test_fault_26_the_best_epoch_on_validation_rows_is_kept(tmp_path, monkeypatch, kind):
-    """Validation says the second of three epochs, test rows the third: the second is kept."""
-    after, said = [], {"val": [0.3, 0.9, 0.5], "test": [0.1, 0.2, 0.9]}
-
-    def scripted(model, split, name):
-        if name == "val":
-            after.append({key: value.clone() for key, value in model.state_dict().items()})
-        return {f"{name}_accuracy": said[name][len(after) - 1], f"{name}_nll": 1.0}
-
-    monkeypatch.setattr(loop_module, "judge", scripted)
-    splits = tiny_splits()
-    kept = train(tmp_path, Setting("a", MODEL, kind), splits=splits).load_model(splits)
-    same = [
-        all(torch.equal(value, weights[name]) for name, value in kept.state_dict().items())
-        for weights in after
-    ]
-    assert same == [False, True, False]
-
-
-def test_fault_26_epoch_seconds_are_training_alone(tmp_path, monkeypatch):
-    """On a clock that moves by 1 in a step and by 100 and more beside it, an epoch is 3 steps."""
-    clock, step = [0.0], Training._step
-
-    def slow(part, seconds):
-        def slowly(*arguments):
-            clock[0] += seconds
-            return part(*arguments)
-
-        return slowly
-
-    def unit_step(*arguments):
-        clock[0] += 1
-        return step(*arguments)
-
-    monkeypatch.setattr(
-        loop_module,
-        "time",
-        SimpleNamespace(perf_counter=lambda: clock[0], process_time=lambda: clock[0]),
-    )
-    for name, seconds in (("judge", 100), ("gate_facts", 1000), ("middle_gates", 10_000)):
-        monkeypatch.setattr(loop_module, name, slow(getattr(loop_module, name), seconds))
-    monkeypatch.setattr(loop_module, "LOOK_EVERY", 1)
-    monkeypatch.setattr(Training, "_step", unit_step)
-    history = train(tmp_path).history
-    assert history["seconds"].tolist() == [3.0] * RECIPE.epochs
-    assert history["cpu_seconds"].tolist() == [3.0] * RECIPE.epochs
-    assert history["cpu_seconds_with_validation"].tolist() == [103.0] * RECIPE.epochs
-
-
-def test_the_same_seed_gives_the_same_weights():
-    splits = tiny_splits()
-    models = [build_classifier(Setting("a", MODEL), splits, seed=seed) for seed in (3, 3, 4)]
-    one, two, other = (torch.cat([p.flatten() for p in m.parameters()]) for m in models)
-    assert torch.equal(one, two) and not torch.equal(one, other)
-
-
 def images_of(n_rows: int, *, channels: int = 1, side: int = 8) -> Split:
     return Split(np.zeros((n_rows, channels, side, side), np.uint8), np.zeros(n_rows, int))
 
@@ -255,83 +72,6 @@ def test_models_are_as_large_as_what_they_are_compared_with(model, channels, sid
         models = [build_classifier(setting, splits, seed=0) for setting in chosen]
         sizes = [sum(p.numel() for p in each.parameters()) for each in models]
         assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)
-
-
-def test_the_transformer_reads_the_same_images():
-    network = afmptrain.build_transformer(AFMPConfig(), 10, 3, 32)
-    assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
-
-
-def test_without_messages_every_gate_is_closed():
-    splits = tiny_splits()
-    model = build_classifier(Setting("a", replace(MODEL, keep_share=0.0)), splits, seed=0)
-    for layer in afmptrain.gate_facts(model, splits.val):
-        assert (layer["kept"], layer["closed"]) == (0, 1) and np.isnan(layer["mean"])
-    assert not afmptrain.middle_gates(model, splits.val).any()
-
-
-@pytest.mark.parametrize(("kind", "batches"), [("published", [128, 128, 44]), ("afmp", [300])])
-def test_fault_20_the_published_model_is_judged_in_its_own_batches(kind, batches):
-    """One image of a batch exchanges messages: larger batches would make it worse."""
-    model = build_classifier(Setting("a", MODEL, kind), tiny_splits(), seed=0)
-    seen = []
-    model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    loop_module.judge(model, images_of(300), "val")
-    assert seen == batches
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lr": 0.0}, "lr must"),
-        ({"weight_decay": -1.0}, "weight_decay must"),
-        ({"patience": -1}, "patience must"),
-        ({"factor": 1.0}, "factor must"),
-    ],
-)
-def test_bad_recipes_are_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        Recipe(**changes)
-
-
-def test_tables_are_refused():
-    with pytest.raises(ValueError, match="must hold images"):
-        build_classifier(Setting("a", MODEL), replace(tiny_splits(), kind="table"), seed=0)
-    with pytest.raises(ValueError, match="kind must be one of"):
-        Setting("a", MODEL, "cnn")
-
-
-def test_afmp_is_a_backbone():
-    splits = tiny_splits()
-    embedder = build_embedder(EmbedderConfig(backbone="afmp"), splits.spec)
-    rows = embedder(torch.rand(4, 1, 8, 8))
-    torch.testing.assert_close(rows.norm(dim=1), torch.ones(4))
-    assert embedder.backbone.config.patch == 2 and embedder.embed_dim == 128
-
-
-@pytest.mark.parametrize(("height", "width", "patch"), [(32, 32, 8), (30, 30, 6), (36, 50, 2)])
-def test_the_backbone_takes_a_patch_that_divides_the_images(height, width, patch):
-    if patch == 2:  # far from 8: so many patches would take hours without a word
-        with pytest.raises(ValueError, match=f"images must .* got {height} x {width}: set image_"):
-            afmp_embedder(height, width)
-        return
-    embedder = afmp_embedder(height, width)
-    assert embedder.backbone.config.patch == patch
-    assert embedder(torch.rand(2, 1, height, width)).isfinite().all()
-
-
-def test_the_backbone_keeps_out_of_half_precision():
-    """Profiles with ``precision: auto`` train with bfloat16 where a CPU has it."""
-    embedder, pixels = afmp_embedder(16, 16), torch.rand(2, 1, 16, 16)
-    with torch.autocast("cpu", torch.bfloat16):
-        rows = embedder(pixels)
-        rows.sum().backward()
-    torch.testing.assert_close(rows, embedder(pixels))
-
-
-def afmp_embedder(height: int, width: int):
-    config = EmbedderConfig(backbone="afmp", projection="none")
-    return build_embedder(config, InputSpec("image", (1, height, width), (0.5,), (0.5,)))
 
 
 def made_up_ablation(accuracies: dict[str, tuple[float, float]]) -> study.Ablation:

@@ -11,7 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "attnknn"
 
 # The one place where the order is written down: a folder is a layer, and so is a module beside it.
 ORDER = """
-    progress checks files config core evaluate data afmp embed figures estimator studies paper cli
+    progress checks files config core evaluate data embed afmp figures estimator studies paper cli
     train
 """.split()
 

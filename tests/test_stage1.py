@@ -1,5 +1,6 @@
 """Stage 1: every setting is really applied, resume is exact, the test rows are never read."""
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tqdm import tqdm
 
 from attnknn.embed import loop as stage1
 from attnknn.embed.loop import Stage1, uses_bfloat16
@@ -128,10 +130,10 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
     class KilledError(BaseException):
         """Stands for kill -9 in the third epoch."""
 
-    def killed(self, *, progress):
+    def killed(self, bar):
         if self.epoch == 2:
             raise KilledError
-        return original(self, progress=progress)
+        return original(self, bar)
 
     original = Stage1._run_epoch
     with monkeypatch.context() as patch:
@@ -141,7 +143,7 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
     torch.manual_seed(12345)  # another process has another state
     resumed, resumed_history = train(settings, tmp_path, name="broken")
     assert torch.equal(weights(whole), weights(resumed))
-    columns = [name for name in history if name != "seconds"]
+    columns = [name for name in history if "seconds" not in name]
     assert history[columns].equals(resumed_history[columns])
 
 
@@ -149,7 +151,7 @@ def test_a_killed_training_ends_with_the_same_numbers(base, tmp_path, monkeypatc
 def test_fault_16_mixup_share_is_the_share_of_mixed_batches(share, low, high):
     settings = config(SMALL, mixup_alpha=0.4, mixup_share=share)
     stage = stage_of(settings, tiny_splits(), device=CPU)
-    batches = [stage._load(torch.arange(7))[1] for _ in range(200)]
+    batches = [stage.load(torch.arange(7))[1] for _ in range(200)]
     # Four deviations of the binomial around a half are 100 +- 28.
     assert low <= sum(batch.partners is not None for batch in batches) <= high
 
@@ -193,18 +195,25 @@ def test_the_checkpoint_keeps_the_random_state_of_mps(tmp_path, monkeypatch):
     ids=["cross_entropy", "joint"],
 )
 def test_the_bar_shows_running_means(base, names, tmp_path, monkeypatch):
-    shown = []
+    shown, made = [], []
 
-    class Watched(stage1.tqdm):
+    class Watched(tqdm):
+        def __init__(self, *items, **options):
+            made.append(options)
+            super().__init__(*items, **options | {"file": io.StringIO()})
+
         def set_postfix(self, values, **options):
             shown.append(values)
             super().set_postfix(values, **options)
 
-    monkeypatch.setattr(stage1, "tqdm", Watched)
-    _, history = train(config(base, epochs=1), tmp_path)
-    assert [list(values) for values in shown] == [names] * 3  # three steps
+    monkeypatch.setattr(
+        stage1, "progress_bar", lambda title, disable, **how: Watched(desc=title, **how)
+    )
+    _, history = train(config(base, epochs=2), tmp_path)
+    assert [(each["total"], each["initial"]) for each in made] == [(6, 0)]  # one bar for all
+    assert [list(values) for values in shown] == [names] * 6  # two epochs of three steps
     columns = {"loss": "loss", "accuracy": "train_accuracy", "entropy": "entropy"}
-    assert shown[-1] == {name: f"{history[columns[name]].iloc[0]:.3f}" for name in names}
+    assert shown[-1] == {name: f"{history[columns[name]].iloc[-1]:.3f}" for name in names}
 
 
 # In a process of its own: the shape checks that tests switch on cannot be compiled.
@@ -241,8 +250,8 @@ def test_compiled_features_train_the_same_network(tmp_path):
 def test_a_joint_epoch_is_judged_with_a_memory_of_its_own_weights(tmp_path):
     stage, history = train(config(JOINT, epochs=4), tmp_path)
     best = history[history["val_accuracy"] == history["val_accuracy"].max()].iloc[-1]
-    stage._remember(stage._embed_all(progress=False))  # as the finished run will have it
-    assert stage._validate() == {name: best[name] for name in ("val_accuracy", "val_nll")}
+    stage._remember(stage._embed_all())  # as the finished run will have it
+    assert stage.validate() == {name: best[name] for name in ("val_accuracy", "val_nll")}
 
 
 @pytest.mark.parametrize(("refresh_epochs", "ages"), [(1, [0, 0, 0, 0]), (3, [1, 2, 0, 1])])
@@ -251,21 +260,19 @@ def test_the_memory_is_as_old_as_asked_and_embedded_once(refresh_epochs, ages, t
         config(JOINT, epochs=4, refresh_epochs=refresh_epochs), tiny_splits(), device=CPU
     )
     found, embedded = [], []
-    embed_all, validate = stage._embed_all, stage._validate
+    embed_all, validate = stage._embed_all, stage.validate
 
-    def watched_embed_all(**options):
+    def watched_embed_all():
         embedded.append(stage.epoch)
-        return embed_all(**options)
+        return embed_all()
 
     def watched_validate():
-        fresh = torch.equal(
-            stage.objective.memory.bank.rows, torch.from_numpy(embed_all(progress=False))
-        )
+        fresh = torch.equal(stage.objective.memory.bank.rows, torch.from_numpy(embed_all()))
         found.append(stage.epoch - embedded[-1])
         assert fresh == (found[-1] == 0)
         return validate()
 
-    stage._embed_all, stage._validate = watched_embed_all, watched_validate
+    stage._embed_all, stage.validate = watched_embed_all, watched_validate
     stage.run(tmp_path / "run.pt", progress=False)
     assert found == ages
     assert embedded == [epoch for epoch in range(5) if epoch % refresh_epochs == 0]

@@ -9,7 +9,7 @@ Axes: B images, P patches, N = B * P, D width, C classes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from attnknn.afmp.graph import (
+    AFMP_TINY,
     AFMPConfig,
     BatchGraph,
     Edges,
@@ -463,6 +464,36 @@ class AFMPTrunk(nn.Module):
             outputs.append(layer(states, graph, None if above is None else above[place]))
             states = outputs[-1].states
         return outputs
+
+
+def build_backbone(shape: tuple[int, int, int]) -> "SinglePrecisionTrunk":
+    """Return AFMP-Tiny without its readout: three tenths of the edges kept, top-down pass on.
+
+    Neither can be set here, and nothing asks for small gates: losses of embedders know no sparsity
+    penalty. ``attnknn.afmp.train`` trains AFMP with all its settings.
+
+    Args:
+        shape: Channels, height and width of the images.
+    """
+    channels, height, width = shape
+    # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
+    wanted = min(AFMP_TINY.patch, max(1, min(height, width) // 4))
+    patch = next(p for p in range(wanted, 0, -1) if height % p == width % p == 0)
+    if 2 * patch < wanted:
+        raise ValueError(
+            f"images must be cut into patches of {-(-wanted // 2)} to {wanted} pixels for "
+            f"backbone='afmp', got {height} x {width}: set image_size to a multiple of {wanted}"
+        )
+    return SinglePrecisionTrunk(replace(AFMP_TINY, patch=patch), channels=channels)
+
+
+class SinglePrecisionTrunk(AFMPTrunk):
+    """AFMP's trunk, left out of autocast: its sparse products have no bfloat16 form."""
+
+    def forward(self, images: Images) -> Float[Tensor, "B D"]:
+        """Return the mean top state of each image."""
+        with torch.autocast(images.device.type, enabled=False):
+            return super().forward(images.float())
 
 
 class AFMP(nn.Module):

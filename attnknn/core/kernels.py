@@ -121,10 +121,13 @@ class Linear(nn.Linear):
 
 
 def with_fast_linear(network: nn.Module) -> nn.Module:
-    """Return the network, its plain linear layers turned into ``Linear``; weights are untouched."""
-    for module in network.modules():
-        if type(module) is nn.Linear:
-            module.__class__ = Linear
+    """Return the network with ``Linear`` for its plain linear layers, over the same weights."""
+    for module in list(network.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Linear:
+                fast = Linear(child.in_features, child.out_features, device="meta")
+                fast.weight, fast.bias = child.weight, child.bias
+                module.register_module(name, fast)
     return network
 
 

@@ -4,8 +4,9 @@ Axes: B inputs, D embedding width, F features.
 """
 
 import math
+import pkgutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -14,8 +15,6 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
-from attnknn.afmp.graph import AFMP_TINY
-from attnknn.afmp.model import AFMPTrunk
 from attnknn.checks import check_one_of, nearest_name
 from attnknn.config import EmbedderConfig
 from attnknn.data.splits import InputSpec
@@ -322,6 +321,8 @@ class PeriodicNumbers(nn.Module):
 
 
 SMALLEST_RESNET_IMAGE = 8
+# A folder of its own, which trains with the loop of this one: called by its address alone.
+AFMP_BACKBONE = "attnknn.afmp.model:build_backbone"
 Inputs = UInt8[np.ndarray, "N channels height width"] | Float[np.ndarray, "N F"]
 
 
@@ -420,31 +421,8 @@ def _fast(config: EmbedderConfig, spec: InputSpec) -> Built:
 
 
 def _afmp(config: EmbedderConfig, spec: InputSpec) -> Built:
-    """AFMP-Tiny without its readout: three tenths of the edges kept, top-down pass on.
-
-    Neither can be set here, and nothing asks for small gates: losses of embedders know no sparsity
-    penalty. ``attnknn.studies.afmp_train`` trains AFMP with all its settings.
-    """
-    channels, side = _image_shape("afmp", spec)
-    # Patches of 8 pixels, as in AFMP-Tiny; small images still get a grid of 4 x 4.
-    wanted = min(AFMP_TINY.patch, max(1, side // 4))
-    height, width = spec.shape[1:]
-    patch = next(p for p in range(wanted, 0, -1) if height % p == width % p == 0)
-    if 2 * patch < wanted:
-        raise ValueError(
-            f"images must be cut into patches of {-(-wanted // 2)} to {wanted} pixels for "
-            f"backbone='afmp', got {height} x {width}: set image_size to a multiple of {wanted}"
-        )
-    return Built(SinglePrecisionTrunk(replace(AFMP_TINY, patch=patch), channels=channels))
-
-
-class SinglePrecisionTrunk(AFMPTrunk):
-    """AFMP's trunk, left out of autocast: its sparse products have no bfloat16 form."""
-
-    def forward(self, images: Float[Tensor, "B channels height width"]) -> Float[Tensor, "B D"]:
-        """Return the mean top state of each image."""
-        with torch.autocast(images.device.type, enabled=False):
-            return super().forward(images.float())
+    _image_shape("afmp", spec)
+    return Built(pkgutil.resolve_name(AFMP_BACKBONE)(spec.shape))
 
 
 def _resnet(config: EmbedderConfig, spec: InputSpec) -> Built:

@@ -167,23 +167,35 @@ class Optimiser:
     """One or more optimisers under one schedule, with clipping and lookahead.
 
     Call ``set_step(step)`` before each step, then ``step()`` after the gradients are there, and
-    ``end_of_training()`` after the last step.
+    ``end_of_training()`` after the last step; ``end_of_epoch(score)`` after each validation.
+
+    Args:
+        parts: The optimisers.
+        lr: The rate that was asked for.
+        factor: Step to factor on all rates; None where ``plateau`` sets them.
+        whitening_steps: Steps after which whitening biases stay as they are.
+        clip_norm: Largest norm of all gradients together.
+        lookahead: Slow weights.
+        plateau: Lowers the rate of the only part when the score stalls.
     """
 
     def __init__(
         self,
         parts: list[torch.optim.Optimizer],
-        factor: Callable[[int], float],
         *,
-        whitening_steps: int,
+        lr: float,
+        factor: Callable[[int], float] | None = None,
+        whitening_steps: int = 0,
         clip_norm: float | None = None,
         lookahead: "Lookahead | None" = None,
+        plateau: torch.optim.lr_scheduler.ReduceLROnPlateau | None = None,
     ) -> None:
-        self.parts, self.factor = parts, factor
+        self.parts, self.lr, self.factor, self.plateau = parts, lr, factor, plateau
         self.whitening_steps, self.clip_norm, self.lookahead = whitening_steps, clip_norm, lookahead
         self.current_step = 0
         for group in self.groups():
             group["peak_lr"] = group["lr"]
+            group.setdefault("role", "new")
 
     def groups(self) -> Iterable[dict[str, Any]]:
         """Return the parameter groups of all parts; each has "role", "lr" and "peak_lr"."""
@@ -192,11 +204,18 @@ class Optimiser:
     def set_step(self, step: int) -> None:
         """Set every learning rate for step number ``step``, from 0."""
         self.current_step = step
-        factor = self.factor(step)
         for group in self.groups():
-            group["lr"] = group["peak_lr"] * factor
+            if self.factor is not None:
+                group["lr"] = group["peak_lr"] * self.factor(step)
             if group["role"] == "whitening_bias":
                 _set_trainable(group["params"], step < self.whitening_steps)
+
+    @property
+    def rate(self) -> float:
+        """The rate of this step, as a person would say it: on the scale of ``lr``."""
+        if self.factor is None:
+            return next(iter(self.groups()))["lr"]
+        return self.lr * self.factor(self.current_step)
 
     def step(self) -> None:
         """Clip the gradients if asked to, update the weights, and look ahead when it is time."""
@@ -213,6 +232,11 @@ class Optimiser:
         for part in self.parts:
             part.zero_grad(set_to_none=True)
 
+    def end_of_epoch(self, score: float) -> None:
+        """Lower the rate if the score of the validation rows, larger is better, has stalled."""
+        if self.plateau is not None:
+            self.plateau.step(score)
+
     def end_of_training(self) -> None:
         """Leave the model with its final weights: the averaged ones under lookahead."""
         if self.lookahead is not None:
@@ -221,7 +245,9 @@ class Optimiser:
     def state_dict(self) -> dict[str, Any]:
         """Return tensors and plain values, enough to continue exactly."""
         slow = None if self.lookahead is None else self.lookahead.slow
-        return {"parts": [part.state_dict() for part in self.parts], "slow": slow}
+        plateau = None if self.plateau is None else self.plateau.state_dict()
+        parts = [part.state_dict() for part in self.parts]
+        return {"parts": parts, "slow": slow, "plateau": plateau}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
@@ -229,6 +255,8 @@ class Optimiser:
             part.load_state_dict(part_state)
         if self.lookahead is not None:
             self.lookahead.load(state["slow"])
+        if self.plateau is not None:
+            self.plateau.load_state_dict(state["plateau"])
 
 
 def _set_trainable(params: list[nn.Parameter], trainable: bool) -> None:
@@ -314,7 +342,8 @@ def build_optimiser(
     total_steps = config.epochs * steps_per_epoch
     return Optimiser(
         build(config, {role: params for role, params in roles.items() if params}),
-        factor,
+        lr=config.lr,
+        factor=factor,
         whitening_steps=WHITENING_EPOCHS * steps_per_epoch,
         clip_norm=config.clip_norm,
         lookahead=Lookahead(modules, total_steps) if config.lookahead else None,

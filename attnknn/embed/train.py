@@ -168,7 +168,7 @@ def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> 
     _write_table(folder / "history.csv", history)
     # The history counts every epoch, also those of a process that was killed.
     seconds = {
-        "stage1": float(history["seconds"].sum()) if len(history) else 0.0,
+        "stage1": float(history["seconds_with_validation"].sum()) if len(history) else 0.0,
         "embed": fit_start - start,
         "stage2": time.perf_counter() - fit_start,
     }
@@ -348,7 +348,7 @@ def _write_report(
         pretrained=stage.embedder.pretrained_used,
         parameters=sum(p.numel() for p in stage.embedder.parameters()),
         processes=stage.group.size,
-        precision="bfloat16" if stage.halved else "float32",
+        precision="bfloat16" if stage.bfloat16 else "float32",
         origin=origin,
         method_version=METHOD_VERSION,
         files=folder_sums(folder, without=(REPORT_NAME, *CHECKPOINTS)),

@@ -23,14 +23,7 @@ from tqdm import tqdm
 from attnknn.afmp.graph import AFMPConfig, grid_scaffold
 from attnknn.afmp.model import AFMPTrunk, kept_edges
 from attnknn.afmp.published import one_way_edges
-from attnknn.data.splits import Splits, load_splits
-from attnknn.embed.rows import to_batch
-from attnknn.embed.run import choose_device
-from attnknn.embed.runs import project_root, results_root
-from attnknn.evaluate.compare import compare_methods, verdict_sentence, with_verdicts
-from attnknn.figures.tables import DisplayTable, pivot_mean_interval
-from attnknn.files import REPORT_NAME, read_json
-from attnknn.studies.afmp_train import (
+from attnknn.afmp.train import (
     AblationRun,
     Recipe,
     Setting,
@@ -38,6 +31,13 @@ from attnknn.studies.afmp_train import (
     run_path,
     train_setting,
 )
+from attnknn.data.splits import Splits, load_splits
+from attnknn.embed.rows import to_batch
+from attnknn.embed.run import choose_device
+from attnknn.embed.runs import project_root, results_root
+from attnknn.evaluate.compare import compare_methods, verdict_sentence, with_verdicts
+from attnknn.figures.tables import DisplayTable, pivot_mean_interval
+from attnknn.files import REPORT_NAME, read_json
 from attnknn.studies.common import tidy_measures
 
 # ---- What the AFMP ablation compares: a model becomes the settings that are trained.

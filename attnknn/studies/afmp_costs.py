@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from attnknn.afmp.train import Classifier, Setting, build_classifier
 from attnknn.data.splits import Split, Splits
 from attnknn.embed.rows import to_batch
 from attnknn.files import read_json, write_json
 from attnknn.studies.afmp import Ablation, saved_place
-from attnknn.studies.afmp_train import Classifier, Setting, build_classifier
 
 # ---- Peak memory of one training step of every ablation setting, each in a process of its own.
 #

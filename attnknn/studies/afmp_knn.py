@@ -10,6 +10,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy.special import log_softmax, softmax
 
+from attnknn.afmp.train import AblationRun, embed_features
 from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.core.bank import MemoryBank
 from attnknn.core.calibrate import apply_temperature, fit_temperature
@@ -20,7 +21,6 @@ from attnknn.evaluate.compare import compare_in_families, standing
 from attnknn.evaluate.measure import METRIC_NAMES
 from attnknn.figures.tables import DisplayTable, pivot_mean_interval
 from attnknn.studies.afmp import Ablation
-from attnknn.studies.afmp_train import AblationRun, embed_features
 from attnknn.studies.common import (
     METRICS,
     TUNED_DEPTH,

@@ -1,9 +1,8 @@
-"""Folders of AFMP runs: a setting and a seed become a finished run, trained or read.
+"""Trained AFMP models: a setting and a seed become a classifier of pixels, kept in a folder.
 
-A run is finished when its ``report.json`` is there: it is written last. Axes: C classes.
+Axes: B and N images, C classes, D width, E edges.
 """
 
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
-from tqdm import TqdmWarning, tqdm
+from tqdm import TqdmWarning
 
 from attnknn.afmp.graph import AFMPConfig
 from attnknn.afmp.model import AFMP, AFMPTrunk
@@ -26,6 +25,9 @@ from attnknn.checks import check_count, check_one_of, check_range
 from attnknn.core.kernels import with_fast_linear
 from attnknn.data.change import augment_batch
 from attnknn.data.splits import Split, Splits
+from attnknn.embed.loop import Training
+from attnknn.embed.objectives import Batch
+from attnknn.embed.optim import Optimiser
 from attnknn.embed.rows import to_batch
 from attnknn.files import (
     AFMP_VERSION,
@@ -33,18 +35,14 @@ from attnknn.files import (
     check_sums,
     check_version,
     folder_sums,
-    load_checkpoint,
     locked_folder,
     provenance,
     read_report,
-    save_checkpoint,
     save_report,
     validity_key,
     write_atomic,
     write_text,
 )
-
-# ---- What an AFMP ablation trains, and how.
 
 KINDS = ("afmp", "published", "deit")
 
@@ -97,8 +95,6 @@ class Recipe:
         check_count("patience", self.patience, low=0)
         check_range("factor", self.factor, low=0, high=1, low_open=True, high_open=True)
 
-
-# ---- A setting becomes an untrained classifier of pixels. Axes: B images, C classes, D width.
 
 # The transformer that stands beside AFMP: steps of its width, fine enough for sizes within 10 %,
 # and the least width of a head.
@@ -179,8 +175,6 @@ def build_transformer(config: AFMPConfig, n_classes: int, channels: int, side: i
 
 
 # ---- A trained classifier and images become logits, features, measures and facts about gates.
-#
-# Axes: N images, C classes, D width.
 
 LOOKED_AT = 256  # validation images whose gates are looked at
 DRAWN = 4  # validation images whose gates are kept, edge by edge
@@ -278,18 +272,17 @@ def middle_gates(model: Classifier, split: Split) -> Float[Tensor, "n_images E"]
     return layers[len(layers) // 2].gates.cpu()
 
 
-# ---- The training loop of AFMP ablations.
-#
-# Validation rows choose the epoch and lower the rate. Test rows are read for the published form
-# alone, to show what choosing by them adds; nothing is chosen by them here. A killed training goes
-# on
-# from its last whole epoch and ends with the same numbers as an unbroken one.
+# ---- The training of a setting, and the folder of a run. A run is finished when its
+# ``report.json`` is there: it is written last.
 
 LOOK_EVERY = 10  # epochs between two looks at the gates
 
 
-class Training:
-    """One training: model, optimiser, rate, and every source of chance.
+class AFMPTraining(Training):
+    """The training of a setting.
+
+    Validation rows choose the epoch and lower the rate. Test rows are read for the published form
+    alone, to show what choosing by them adds; nothing is chosen by them here.
 
     Args:
         setting: What is trained.
@@ -298,6 +291,8 @@ class Training:
         seed: Decides weights, order and augmentation.
         device: Where.
     """
+
+    prefers_later = False
 
     def __init__(
         self,
@@ -308,114 +303,79 @@ class Training:
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.setting, self.splits, self.recipe, self.device = setting, splits, recipe, device
+        self.setting, self.splits, self.recipe, self.title = setting, splits, recipe, setting.name
         self.model = build_classifier(setting, splits, seed=seed).to(device)
-        # Fused: one call for all parameters; one by one they cost a third of a small step.
-        fused = torch.device(device).type in ("cpu", "cuda")
-        rates = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
-        self.optimiser = torch.optim.AdamW(self.model.parameters(), **rates, fused=fused)
-        self.plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
-            self.optimiser, mode="max", patience=recipe.patience, factor=recipe.factor
-        )
-        self.generator = torch.Generator().manual_seed(seed)
         self.augment = [name for name in recipe.augment if name in splits.augmentation]
-        self.epoch, self.history, self.gates = 0, [], []
+        self.gates: list[dict[str, Any]] = []
         self.gate_maps: dict[str, Tensor] = {}  # epoch to the gates of a few images
-        self.best: dict[str, Any] = {"val_accuracy": -1.0, "model": None}
+        super().__init__(
+            {"model": self.model},
+            _optimiser(self.model, recipe),
+            splits.train,
+            splits.val,
+            epochs=recipe.epochs,
+            batch_size=recipe.batch_size,
+            whole_batches=False,
+            seed=seed,
+            device=device,
+        )
 
-    def run(self, checkpoint: Path, *, progress: bool = True) -> None:
-        """Train to the end, from the checkpoint if there is one, and leave the best weights."""
-        if checkpoint.exists():
-            self._restore(load_checkpoint(checkpoint))
-        epochs = range(self.epoch, self.recipe.epochs)
-        for _ in tqdm(epochs, desc=self.setting.name, disable=not progress, leave=False):
-            self._run_epoch()
-            save_checkpoint(checkpoint, self._state())
-        self.model.load_state_dict(self.best["model"])
+    def load(self, ids: Int[Tensor, " B"]) -> tuple[Tensor, Batch]:
+        """Return augmented pixels on the device, and what they are made of."""
+        pixels = to_batch(self.train.inputs[ids.numpy()])
+        pixels = augment_batch(pixels, self.augment, self.generator).to(self.device)
+        return pixels, Batch(ids, self._labels[ids])
 
-    def _run_epoch(self) -> None:
-        start, cpu_start = time.perf_counter(), time.process_time()
-        row = {"epoch": self.epoch + 1, "lr": self.optimiser.param_groups[0]["lr"]}
-        row |= self._train_epoch()
-        # NOTE: seconds of the training alone; judging and looking at gates are not training.
-        row["seconds"] = time.perf_counter() - start
-        # Of all threads; unlike the clock on the wall, untouched by what else the machine does.
-        row["cpu_seconds"] = time.process_time() - cpu_start
-        row |= judge(self.model, self.splits.val, "val")
-        # What the source notebook called the time of an epoch: nothing but that is told by it.
-        row["cpu_seconds_with_validation"] = time.process_time() - cpu_start
+    def forward(self, inputs: Tensor) -> tuple[Float[Tensor, "M C"], dict[str, Tensor]]:
+        """Return logits, and what sparsity adds to the loss."""
+        logits, penalty = self.model.logits_and_penalty(inputs)
+        return logits, {"sparsity_loss": penalty}
+
+    def loss(
+        self, features: Float[Tensor, "B C"], batch: Batch
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Return the cross-entropy of logits, and means to record."""
+        labels = batch.labels.to(features.device)
+        hits = (features.argmax(dim=1) == labels).float().mean()
+        return F.cross_entropy(features, labels), {"train_accuracy": hits}
+
+    def validate(self) -> dict[str, float]:
+        """Return accuracy and NLL of the validation rows."""
+        return judge(self.model, self.val, "val")
+
+    def after_epoch(self, row: dict[str, Any]) -> None:
+        """Record the gates of some validation images, now and then and after the last epoch."""
         if self.setting.kind == "published":
             # Only to show what choosing the epoch on test rows, as published, makes of it.
             row["test_accuracy"] = judge(self.model, self.splits.test, "test")["test_accuracy"]
-        self.epoch += 1
-        self.history.append(row)
-        self._look_at_gates()
-        self.plateau.step(row["val_accuracy"])
-        # NOTE: leakage guard. The epoch is chosen on validation rows, never on test rows.
-        if row["val_accuracy"] > self.best["val_accuracy"]:
-            weights = {name: value.cpu().clone() for name, value in self.model.state_dict().items()}
-            self.best = {"val_accuracy": row["val_accuracy"], "model": weights}
-
-    def _train_epoch(self) -> dict[str, float]:
-        self.model.train()
-        train, sums, n_rows = self.splits.train, torch.zeros(3), 0
-        for ids in torch.randperm(len(train), generator=self.generator).split(
-            self.recipe.batch_size
-        ):
-            pixels = to_batch(train.inputs[ids.numpy()])
-            pixels = augment_batch(pixels, self.augment, self.generator).to(self.device)
-            labels = torch.from_numpy(train.labels[ids.numpy()]).to(self.device)
-            sums += len(ids) * self._step(pixels, labels)
-            n_rows += len(ids)
-        loss, penalty, accuracy = (sums / n_rows).tolist()
-        return {"loss": loss, "sparsity_loss": penalty, "train_accuracy": accuracy}
-
-    def _step(self, pixels: Tensor, labels: Tensor) -> Float[Tensor, "3"]:
-        logits, penalty = self.model.logits_and_penalty(pixels)
-        loss = F.cross_entropy(logits, labels)
-        if not torch.isfinite(loss):
-            raise RuntimeError(
-                f"the training loss became {loss.item()} in epoch {self.epoch + 1}: lower lr, "
-                f"now {self.recipe.lr}"
-            )
-        self.optimiser.zero_grad()
-        (loss + penalty).backward()
-        self.optimiser.step()
-        hits = (logits.argmax(dim=1) == labels).float().mean()
-        return torch.stack([loss, penalty, hits]).detach().cpu()
-
-    def _look_at_gates(self) -> None:
-        """Record the gates of some validation images, now and then and after the last epoch."""
-        due = self.epoch % LOOK_EVERY == 0 or self.epoch == self.recipe.epochs
+        due = self.epoch % LOOK_EVERY == 0 or self.epoch == self.epochs
         if not due or self.setting.kind == "deit":
             return
         self.gates += [
             {"epoch": self.epoch, "layer": place + 1, **facts}
-            for place, facts in enumerate(gate_facts(self.model, self.splits.val))
+            for place, facts in enumerate(gate_facts(self.model, self.val))
         ]
         if self.setting.kind == "afmp":
-            self.gate_maps[str(self.epoch)] = middle_gates(self.model, self.splits.val)
+            self.gate_maps[str(self.epoch)] = middle_gates(self.model, self.val)
 
-    def _state(self) -> dict[str, Any]:
-        return {
-            "epoch": self.epoch,
-            "history": self.history,
-            "gates": self.gates,
-            "gate_maps": self.gate_maps,
-            "best": self.best,
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "plateau": self.plateau.state_dict(),
-            "generator": self.generator.get_state(),
-        }
+    def own_state(self) -> dict[str, Any]:
+        """Return what was seen of the gates."""
+        return {"gates": self.gates, "gate_maps": self.gate_maps}
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.epoch, self.history = state["epoch"], state["history"]
-        self.gates, self.best = state["gates"], state["best"]
-        self.gate_maps = state["gate_maps"]
-        for name in ("model", "optimiser", "plateau"):
-            getattr(self, name).load_state_dict(state[name])
-        self.generator.set_state(state["generator"])
+    def restore_own(self, state: dict[str, Any]) -> None:
+        """Take over what was seen of the gates."""
+        self.gates, self.gate_maps = state["gates"], state["gate_maps"]
+
+
+def _optimiser(model: nn.Module, recipe: Recipe) -> Optimiser:
+    # Fused: one call for all parameters; one by one they cost a third of a small step.
+    fused = next(model.parameters()).device.type in ("cpu", "cuda")
+    rates = {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
+    adamw = torch.optim.AdamW(model.parameters(), **rates, fused=fused)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        adamw, mode="max", patience=recipe.patience, factor=recipe.factor
+    )
+    return Optimiser([adamw], lr=recipe.lr, plateau=plateau)
 
 
 @dataclass(frozen=True)
@@ -500,9 +460,8 @@ def _train(
     progress: bool,
 ) -> None:
     origin, checkpoint = provenance(), path / "checkpoint.pt"
-    training = Training(setting, splits, recipe, seed=seed, device=device)
-    training.run(checkpoint, progress=progress)
-    history = pd.DataFrame(training.history)
+    training = AFMPTraining(setting, splits, recipe, seed=seed, device=device)
+    history = training.run(checkpoint, progress=progress)
     model = training.model.cpu()
     judged = {"val": splits.val, "test": splits.test}
     logits = {part: predict_logits(model, split.inputs) for part, split in judged.items()}
