@@ -16,8 +16,8 @@ from pathlib import Path
 from attnknn.cli import parse_seeds
 from attnknn.config import ConfigError, parse_setting
 from attnknn.embed.parallel import joined
+from attnknn.embed.run import train_together
 from attnknn.embed.runs import seed_folder
-from attnknn.embed.train import train_together
 from attnknn.files import FolderBusyError, ResultError
 from attnknn.paper.plan import Plan, make_plan
 

@@ -10,7 +10,7 @@ from attnknn.core.bank import MemoryBank
 from attnknn.core.fit import fit_on_neighbours
 from attnknn.embed.loop import Stage1
 from attnknn.embed.rows import to_batch
-from attnknn.embed.train import stage_of
+from attnknn.embed.run import stage_of
 from benchmarks.exact_search import roof
 from benchmarks.images import random_images
 from benchmarks.sizes import Sizes, clustered_rows

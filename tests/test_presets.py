@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnknn.config import RunConfig, field_names, parse_setting, read_params
-from attnknn.embed.train import train_run
+from attnknn.embed.run import train_run
 from attnknn.studies.main import main_results
 
 PARAMS = Path(__file__).parents[1] / "notebooks/params"

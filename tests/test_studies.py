@@ -16,8 +16,8 @@ from attnknn.core.calibrate import Calibration
 from attnknn.core.fit import fit_on_neighbours
 from attnknn.core.vote import Distance, Uniform, explain, predict
 from attnknn.embed import run as trained_module
-from attnknn.embed.train import train_run
-from attnknn.embed.views import embed_views
+from attnknn.embed.rows import embed_views
+from attnknn.embed.run import train_run
 from attnknn.evaluate.compare import interval_table
 from attnknn.evaluate.measure import accuracy, negative_log_likelihood
 from attnknn.evaluate.tune import BASELINES, FittedMethod, candidates
@@ -167,7 +167,7 @@ def test_the_worst_mistake_is_a_mistake(results):
 
 def test_fault_10_views_are_embedded_once(runs, monkeypatch):
     first = embed_views(runs[0], n_views=3, progress=False)
-    monkeypatch.setattr("attnknn.embed.views.embed", None)  # a second embedding would fail
+    monkeypatch.setattr("attnknn.embed.rows.embed", None)  # a second embedding would fail
     again = embed_views(runs[0], n_views=3, progress=False)
     np.testing.assert_array_equal(first, again)
     np.testing.assert_array_equal(first[0], runs[0].rows("test"))

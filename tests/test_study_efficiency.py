@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from attnknn.embed import run as trained_module
-from attnknn.embed.train import train_run
+from attnknn.embed.run import train_run
 from attnknn.figures import sweeps as draw
 from attnknn.figures.style import use_style
 from attnknn.studies import efficiency

@@ -7,7 +7,7 @@ import torch
 from attnknn.core.vote import Distance, PriorCorrected, predict
 from attnknn.data.change import long_tail_rows
 from attnknn.embed import run as trained_module
-from attnknn.embed.train import train_run
+from attnknn.embed.run import train_run
 from attnknn.evaluate.measure import accuracy
 from attnknn.evaluate.tune import calibrate, candidates, fit_baseline
 from attnknn.studies import long_tail

@@ -8,8 +8,8 @@ import pytest
 
 from attnknn.config import ConfigError
 from attnknn.embed import run as trained_module
+from attnknn.embed.run import train_run
 from attnknn.embed.runs import load_seeds
-from attnknn.embed.train import train_run
 from attnknn.paper.plan import make_grid
 from attnknn.studies import label_noise, long_tail, retrained
 from attnknn.studies import retrained as trained_variants

@@ -1,12 +1,16 @@
 """Embedding: inputs become unit rows, once; a cache keeps them by content.
 
-Axes: N inputs, D embedding width, C classes.
+Test-time views embed each image as it is and as several changed copies of itself.
+
+Axes: N inputs, D embedding width, C classes, V views.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,11 +19,12 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from attnknn.checks import check_count, check_finite
+from attnknn.data.change import max_views, tta_views
 from attnknn.embed.networks import Embedder, Inputs
 from attnknn.files import write_atomic
+from attnknn.progress import progress_bar
 
 View = Callable[[Tensor], Tensor]
 
@@ -97,7 +102,7 @@ def _batches(
     if inputs.ndim == 2:
         check_finite("inputs", inputs)
     starts = range(0, len(inputs), batch_size)
-    for start in tqdm(starts, desc="embedding", disable=not progress, leave=False):
+    for start in progress_bar(starts, "embedding", disable=not progress):
         batch = to_batch(inputs[start : start + batch_size], device)
         yield batch if view is None else view(batch)
 
@@ -169,3 +174,67 @@ def _checksum(arrays: dict[str, np.ndarray]) -> str:
     for name in sorted(arrays):
         _add(digest, name, arrays[name])
     return digest.hexdigest()
+
+
+# ---- Test-time views.
+
+VIEW_SEED = 0
+VIEW_PAD_SHARE = 4 / 32  # of the image side: the published 4 pixels of 32
+
+
+def embed_views(
+    run: "attnknn.embed.run.TrainedRun",
+    *,
+    n_views: int = 5,
+    kind: str = "v5",
+    progress: bool = True,
+) -> Float[np.ndarray, "V N D"]:
+    """Return the embeddings of every view of the test images; the first is the image itself.
+
+    The views are drawn once from a fixed seed and kept in the run's folder.
+
+    Args:
+        run: A run on images.
+        n_views: Number of views, the original included; at most what the kind has to offer.
+        kind: "v5", "narrative" or "shifts"; see ``augment.tta_views``.
+        progress: Show a progress bar.
+    """
+    most = max_views(kind, flip="flip" in run.splits.augmentation)
+    n_views = n_views if most is None else min(n_views, most)
+    name = f"tta {kind} {n_views} seed {VIEW_SEED}"
+    inputs = run.splits.test.inputs
+    key = embedding_key(run.embedder, inputs, view=name)
+    stored = EmbeddingCache(run.folder / "views").get(
+        key, lambda: {"rows": _embed_others(run, n_views, kind, progress)}
+    )["rows"]
+    # The original view is embedded already; only the others are computed.
+    return np.concatenate([run.rows("test")[None], stored])
+
+
+def _embed_others(
+    run: "attnknn.embed.run.TrainedRun", n_views: int, kind: str, progress: bool
+) -> Float[np.ndarray, "others N D"]:
+    """Embed all views but the first, view after view."""
+    splits, device = run.splits, run.device
+    settings = {
+        "kind": kind,
+        "n_views": n_views,
+        # A mirrored digit is another sign: views respect what the data set may undergo.
+        "flip": "flip" in splits.augmentation,
+        "pad": max(1, round(VIEW_PAD_SHARE * splits.test.inputs.shape[-1])),
+    }
+    rows = []
+    for place in range(1, n_views):
+        # The same seed each time: every pass draws the same views and embeds another one.
+        generator = torch.Generator().manual_seed(VIEW_SEED)
+        view = partial(_one_view, place, generator, settings)
+        rows.append(
+            embed(run.embedder, splits.test.inputs, device=device, progress=progress, view=view)
+        )
+    return np.stack(rows)
+
+
+def _one_view(
+    place: int, generator: torch.Generator, settings: dict[str, Any], images: Tensor
+) -> Tensor:
+    return tta_views(images.cpu(), generator, **settings)[place].to(images.device)

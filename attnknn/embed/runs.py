@@ -15,7 +15,8 @@ from typing import Any
 
 from attnknn.checks import nearest_name
 from attnknn.config import ConfigError, RunConfig, field_names, read_params
-from attnknn.files import locked_folder, read_json
+from attnknn.data.download import own_files_stamp
+from attnknn.files import METHOD_VERSION, check_version, locked_folder, read_json, write_json
 
 RESULTS_VARIABLE = "ATTNKNN_RESULTS"
 _SEED_FOLDER = re.compile(r"seed(0|[1-9]\d*)")
@@ -159,7 +160,7 @@ def profile_seeds(values: dict[str, Any]) -> list[int]:
 
 def _train_quick() -> Path:
     """Train the quick profile's first seed; outside of the project, the default settings."""
-    from attnknn.embed.train import train_run
+    from attnknn.embed.run import train_run
 
     project, values = project_root(), {}
     if project is not None:
@@ -196,3 +197,48 @@ def _seed_report(run: Path, seed: int) -> Path:
 
 def _made_at(run: Path) -> float:
     return max(_seed_report(run, seed).stat().st_mtime for seed in seeds_in(run))
+
+
+# ---- Whose a run folder is: one configuration, one set of rows.
+
+
+def claim(folder: Path, config: RunConfig) -> None:
+    """Write the configuration first thing, or refuse a folder that has another one."""
+    path, wanted = folder / "config.json", config.flat()
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    # A setting that did not exist when the folder was made had its default value.
+    found = RunConfig().flat() | read_json(path)
+    other = sorted(name for name in wanted | found if wanted.get(name) != found.get(name))
+    if other:
+        changes = ", ".join(f"{n}: {found.get(n)!r} -> {wanted.get(n)!r}" for n in other)
+        raise ConfigError(
+            f"{folder} was made with another configuration ({changes}); use another folder"
+        )
+
+
+def check_data(
+    folder: Path, dataset: str, splits: "attnknn.data.splits.Splits | None" = None
+) -> None:
+    """Note which rows and version a folder is made from, or refuse to go on with others.
+
+    Args:
+        folder: The run's.
+        dataset: A known name, or the path of own files.
+        splits: The rows; None for a finished folder, whose own files alone are looked at.
+    """
+    path = folder / "data.json"
+    if not path.exists() and splits is not None:
+        facts = {"source": splits.source, "fingerprint": splits.fingerprint}
+        facts |= {"own_files": own_files_stamp(dataset), "method_version": METHOD_VERSION}
+        write_json(path, facts)
+        return
+    facts = read_json(path) if path.exists() else {}
+    check_version(facts.get("method_version"), METHOD_VERSION, folder=folder)
+    if splits is not None and facts["fingerprint"] != splits.fingerprint:
+        raise ConfigError(f"{folder} was begun with other rows of {dataset}; use another folder")
+    if splits is None and facts["own_files"] != own_files_stamp(dataset):
+        raise ConfigError(
+            f"{dataset} has changed since {folder} was made from it; use another folder"
+        )

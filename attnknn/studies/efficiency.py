@@ -29,9 +29,8 @@ from attnknn.core.kernels import faiss, linear
 from attnknn.core.neighbours import Neighbours
 from attnknn.core.vote import Attention, Uniform, predict
 from attnknn.data.change import augment_batch
-from attnknn.embed.rows import EmbeddingCache, embed, embedding_key
+from attnknn.embed.rows import VIEW_PAD_SHARE, VIEW_SEED, EmbeddingCache, embed, embedding_key
 from attnknn.embed.run import TrainedRun, choose_device
-from attnknn.embed.views import VIEW_PAD_SHARE, VIEW_SEED
 from attnknn.files import hardware
 from attnknn.studies.claims import PUBLISHED_ATTENTION_MS
 

@@ -16,9 +16,9 @@ from scipy.special import log_softmax, softmax
 
 from attnknn.core.calibrate import apply_temperature, fit_temperature
 from attnknn.core.vote import Attention, KEnsemble, Method, predict, predict_views
+from attnknn.embed.rows import embed_views
 from attnknn.embed.run import TrainedRun
 from attnknn.embed.runs import run_folder
-from attnknn.embed.views import embed_views
 from attnknn.evaluate.compare import compare_in_families, row_intervals, standing
 from attnknn.evaluate.measure import (
     METRIC_NAMES,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnknn.embed import run as trained_module
-from attnknn.embed.train import train_run
+from attnknn.embed.run import train_run
 from attnknn.figures import sweeps as figures
 from attnknn.studies import theory
 from tests.conftest import C

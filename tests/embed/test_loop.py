@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from attnknn.embed import loop as stage1
 from attnknn.embed.loop import Stage1, uses_bfloat16
-from attnknn.embed.train import stage_of
+from attnknn.embed.run import stage_of
 from attnknn.files import load_checkpoint, save_checkpoint
 from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
@@ -220,7 +220,7 @@ def test_the_bar_shows_running_means(base, names, tmp_path, monkeypatch):
 COMPILED = """
 import json, sys
 from pathlib import Path
-from tests.test_stage1 import train
+from tests.embed.test_loop import train
 from tests.tiny import SMALL, config
 histories = {}
 for compiled in (False, True):
@@ -234,9 +234,9 @@ print(json.dumps([histories[False], histories[True]]))
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("g++"), reason="torch.compile needs a C++ compiler: no g++")
 def test_compiled_features_train_the_same_network(tmp_path):
-    here = Path(__file__).parent
+    root = Path(__file__).parents[2]
     places = {
-        "PYTHONPATH": os.pathsep.join(map(str, (here, here.parent))),
+        "PYTHONPATH": str(root),
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache"),
     }
     command = [sys.executable, "-c", COMPILED, str(tmp_path)]

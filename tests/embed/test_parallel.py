@@ -12,13 +12,12 @@ from torch import nn
 
 from attnknn.config import ConfigError
 from attnknn.embed.parallel import ALONE, Group, joined, running_statistics
-from attnknn.embed.run import load_run
-from attnknn.embed.train import stage_of
+from attnknn.embed.run import load_run, stage_of
 from attnknn.train import main
-from tests.parallel_cases import CASES, PLAIN, train
+from tests.embed.parallel_cases import CASES, PLAIN, train
 from tests.tiny import SMALL, config, tiny_splits
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 # ---- shares
@@ -119,7 +118,7 @@ def torchrun(*words: str, cwd: Path = ROOT) -> str:
 def together(tmp_path_factory) -> list[dict]:
     """What each of two processes has after all cases."""
     folder = tmp_path_factory.mktemp("together")
-    torchrun(str(ROOT / "tests/parallel_cases.py"), str(folder))
+    torchrun(str(ROOT / "tests/embed/parallel_cases.py"), str(folder))
     return [torch.load(folder / f"results{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -1,5 +1,7 @@
 """Embedding: rows free of the batch size, nothing left changed, a cache that can be trusted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,20 @@ from safetensors import safe_open
 from torch import nn
 
 from attnknn.config import EmbedderConfig
+from attnknn.data.splits import Split
+from attnknn.embed import run as run_module
 from attnknn.embed.networks import build_embedder, build_head
-from attnknn.embed.rows import EmbeddingCache, embed, embed_with_logits, embedding_key, to_batch
-from tests.test_backbones import image_splits, table_splits
+from attnknn.embed.rows import (
+    EmbeddingCache,
+    embed,
+    embed_views,
+    embed_with_logits,
+    embedding_key,
+    to_batch,
+)
+from attnknn.embed.run import train_run
+from tests.embed.test_networks import image_splits, table_splits
+from tests.tiny import SMALL, config, tiny_splits
 
 
 @pytest.fixture(params=["image", "table"])
@@ -157,3 +170,27 @@ def test_nan_features_are_refused():
     embedder = build_embedder(EmbedderConfig(backbone="identity"), splits.spec)
     with pytest.raises(ValueError, match=r"inputs must be finite, got 1 NaN .* first at \(1, 2\)"):
         embed(embedder, inputs, progress=False)
+
+
+# ---- Views: what a changed copy of a test image looks like to the network.
+
+
+@pytest.fixture
+def white_run(tmp_path, monkeypatch):
+    """A run whose test images are white all over: what is not white in a view is padding."""
+    splits = tiny_splits()
+    white = Split(np.full_like(splits.test.inputs, 255), splits.test.labels)
+    splits = replace(splits, test=white)
+    monkeypatch.setattr(run_module, "load_splits", lambda *_, **__: splits)
+    return train_run(config(SMALL, epochs=1, fit_epochs=1), tmp_path / "seed0", progress=False)
+
+
+@pytest.mark.parametrize("kind", ["v5", "narrative"])
+def test_fault_19_padding_of_a_view_is_black_to_the_network(white_run, kind):
+    run, seen = white_run, []
+    run.embedder.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    embed_views(run, n_views=4, kind=kind, progress=False)
+    pixels = torch.cat([batch.flatten() for batch in seen]).unique()
+    # Padding after normalisation would be 0, a grey that no black pixel has.
+    (mean,), (std,) = run.splits.mean, run.splits.std
+    torch.testing.assert_close(pixels, torch.tensor([(0 - mean) / std, (1 - mean) / std]))

@@ -9,17 +9,16 @@ import pytest
 import torch
 
 from attnknn.config import ConfigError, RunConfig
-from attnknn.embed import run as trained_module
-from attnknn.embed import train as train_module
-from attnknn.embed.run import choose_device, load_data, load_run
-from attnknn.embed.train import train_run
+from attnknn.embed import run as module
+from attnknn.embed import runs
+from attnknn.embed.run import choose_device, load_data, load_run, train_run
 from attnknn.files import DamagedError, OutdatedError
 from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 
 @pytest.fixture(autouse=True)
 def tiny_data(monkeypatch):
-    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
+    monkeypatch.setattr(module, "load_splits", lambda *_, **__: tiny_splits())
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def test_a_run_holds_rows_labels_logits_and_an_attention(run):
 
 
 def test_a_finished_run_is_loaded_not_trained_again(run, monkeypatch):
-    monkeypatch.setattr(train_module, "Stage1", None)  # would fail if it were used
+    monkeypatch.setattr(module, "Stage1", None)  # would fail if it were used
     again = train_run(config(SMALL), run.folder, progress=False)
     np.testing.assert_array_equal(again.rows("test"), run.rows("test"))
 
@@ -109,12 +108,12 @@ def test_fault_8_a_long_tail_reaches_the_training_rows_when_asked():
 def test_fault_14_the_cnn_baseline_has_the_same_budget(tmp_path, monkeypatch):
     made = []
 
-    class Watched(train_module.Stage1):
+    class Watched(module.Stage1):
         def __init__(self, settings, *rest, **options):
             made.append(settings.training)
             super().__init__(settings, *rest, **options)
 
-    monkeypatch.setattr(train_module, "Stage1", Watched)
+    monkeypatch.setattr(module, "Stage1", Watched)
     run = train_run(config(JOINT, cnn_baseline=True), tmp_path / "seed0", progress=False)
     joint, cnn = made
     assert cnn == replace(joint, objective="cross_entropy", head="linear")
@@ -125,13 +124,13 @@ def test_fault_14_the_cnn_baseline_has_the_same_budget(tmp_path, monkeypatch):
 @pytest.fixture
 def fits(monkeypatch):
     """Every call of the attention's fit: the memory, the queries, and the rows they may not see."""
-    calls, fit_attention = [], train_module.fit_attention
+    calls, fit_attention = [], module.fit_attention
 
     def watched(bank, rows, labels, **options):
         calls.append((bank, rows, labels, options["exclude_ids"]))
         return fit_attention(bank, rows, labels, **options)
 
-    monkeypatch.setattr(train_module, "fit_attention", watched)
+    monkeypatch.setattr(module, "fit_attention", watched)
     return calls
 
 
@@ -167,7 +166,7 @@ class SealedTensors(dict):
 def test_fault_5_no_test_row_is_read_in_either_stage(base, tmp_path, monkeypatch):
     splits, stages = sealable_splits(), []
 
-    class Sealed(train_module.Stage1):
+    class Sealed(module.Stage1):
         def run(self, *arguments, **options):
             stages.append("stage 1")
             with splits.test.seal():
@@ -178,10 +177,10 @@ def test_fault_5_no_test_row_is_read_in_either_stage(base, tmp_path, monkeypatch
         with splits.test.seal():
             stage2(stage, SealedTensors(tensors), splits, folder, **options)
 
-    stage2 = train_module._stage2
-    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: splits)
-    monkeypatch.setattr(train_module, "Stage1", Sealed)
-    monkeypatch.setattr(train_module, "_stage2", sealed_stage2)
+    stage2 = module._stage2
+    monkeypatch.setattr(module, "load_splits", lambda *_, **__: splits)
+    monkeypatch.setattr(module, "Stage1", Sealed)
+    monkeypatch.setattr(module, "_stage2", sealed_stage2)
     run = train_run(config(base), tmp_path / "seed0", progress=False)
     assert stages == ["stage 1"] * (1 + config(base).training.cnn_baseline) + ["stage 2"]
     assert len(run.rows("test")) == 24  # embedded, between the two
@@ -196,7 +195,7 @@ def test_settings_that_are_not_used_are_named(tmp_path):
 def test_a_width_that_the_heads_cannot_share_is_refused_before_training(
     base, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(train_module.Stage1, "run", None)  # would fail if it were called
+    monkeypatch.setattr(module.Stage1, "run", None)  # would fail if it were called
     settings = config(base, widths=[4, 6, 10], qk="full", heads=4)
     with pytest.raises(ConfigError, match=r"width must be a multiple of heads .*=10, heads=4"):
         train_run(settings, tmp_path / "seed0", progress=False)
@@ -238,7 +237,7 @@ def test_a_folder_begun_with_other_rows_is_refused(tmp_path, monkeypatch):
     folder = tmp_path / "seed0"
     train_run(config(SMALL), folder, progress=False)
     (folder / "report.json").unlink()  # as if it had been killed
-    monkeypatch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits(seed=1))
+    monkeypatch.setattr(module, "load_splits", lambda *_, **__: tiny_splits(seed=1))
     with pytest.raises(ConfigError, match="begun with other rows"):
         train_run(config(SMALL), folder, progress=False)
 
@@ -248,9 +247,9 @@ def test_a_setting_that_is_newer_than_the_folder_had_its_default(run):
     older = json.loads(path.read_text())
     del older["clip_norm"]
     path.write_text(json.dumps(older))
-    train_module.claim(run.folder, config(SMALL))
+    runs.claim(run.folder, config(SMALL))
     with pytest.raises(ConfigError, match=r"clip_norm: None -> 1\.0"):
-        train_module.claim(run.folder, config(SMALL, clip_norm=1.0))
+        runs.claim(run.folder, config(SMALL, clip_norm=1.0))
 
 
 def test_a_finished_run_whose_files_changed_is_refused_by_name(run):
@@ -265,9 +264,9 @@ def test_a_finished_run_whose_files_changed_is_refused_by_name(run):
 
 def test_a_moved_run_is_taken_and_one_of_another_version_is_not(run, tmp_path, monkeypatch):
     moved = run.folder.rename(tmp_path / "elsewhere")
-    monkeypatch.setattr(train_module, "Stage1", None)  # would fail if it were used
+    monkeypatch.setattr(module, "Stage1", None)  # would fail if it were used
     train_run(config(SMALL), moved, progress=False)
-    monkeypatch.setattr(trained_module, "METHOD_VERSION", 2)
+    monkeypatch.setattr(module, "METHOD_VERSION", 2)
     with pytest.raises(OutdatedError, match="by version 2 of the method, got version 1"):
         train_run(config(SMALL), moved, progress=False)
 
@@ -283,11 +282,11 @@ def test_the_report_tells_of_the_epoch_that_was_kept(run):
 def test_a_kill_before_the_report_loses_no_training(tmp_path, monkeypatch):
     folder = tmp_path / "seed0"
     with monkeypatch.context() as patch:
-        patch.setattr(train_module, "save_report", lambda *_, **__: 1 / 0)
+        patch.setattr(module, "save_report", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             train_run(config(SMALL), folder, progress=False)
     assert (folder / "checkpoint.pt").exists()
-    monkeypatch.setattr(train_module.Stage1, "_run_epoch", None)  # no epoch is trained again
+    monkeypatch.setattr(module.Stage1, "_run_epoch", None)  # no epoch is trained again
     assert len(train_run(config(SMALL), folder, progress=False).history) == 2
 
 

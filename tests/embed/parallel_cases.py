@@ -12,7 +12,7 @@ from tqdm import tqdm
 from attnknn.data.splits import load_splits
 from attnknn.embed import networks as fast
 from attnknn.embed.parallel import Group, joined
-from attnknn.embed.train import stage_of
+from attnknn.embed.run import stage_of
 from tests.tiny import JOINT, SMALL, config
 
 # 49 rows a batch: shares of 24 and 25. A mixed batch has partners across the shares.
