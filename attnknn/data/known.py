@@ -1,4 +1,4 @@
-"""Readers: the raw files of each known data set become ``Rows``.
+"""Readers: the raw files of each known data set become ``RawData``.
 
 Axes: N rows.
 """
@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import UInt8
 
 from attnknn.data import download as sources
-from attnknn.data.rows import TEST, TRAIN, Rows
+from attnknn.data.splits import TEST, TRAIN, RawData
 from attnknn.data.tables import MISSING
 
 CIFAR10_CLASSES = (
@@ -47,25 +45,13 @@ ADULT_COLUMNS = (
 )
 
 
-def resize_images(
-    images: UInt8[np.ndarray, "N channels h w"], size: int
-) -> UInt8[np.ndarray, "N channels size size"]:
-    """Return square images of ``size`` pixels a side, bilinear."""
-    if images.shape[2:] == (size, size):
-        return images
-    resized = torch.nn.functional.interpolate(
-        torch.from_numpy(images), (size, size), mode="bilinear", align_corners=False, antialias=True
-    )
-    return resized.numpy()
-
-
-def read_digits() -> Rows:
+def read_digits() -> RawData:
     """Return scikit-learn's 1 797 digits as one-channel images of 8 x 8 pixels."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     pixels = np.round(images * (255 / 16)).astype(np.uint8).reshape(-1, 1, 8, 8)
-    return Rows(
+    return RawData(
         kind="image",
         inputs=pixels,
         labels=labels.astype(np.int64),
@@ -79,13 +65,13 @@ def read_digits() -> Rows:
     )
 
 
-def read_iris() -> Rows:
+def read_iris() -> RawData:
     """Return Fisher's 150 irises."""
     from sklearn.datasets import load_iris
 
     bunch = load_iris()
     columns = [name.removesuffix(" (cm)") for name in bunch.feature_names]
-    return Rows(
+    return RawData(
         kind="table",
         inputs=pd.DataFrame(bunch.data, columns=columns),
         labels=bunch.target.astype(np.int64),
@@ -94,7 +80,7 @@ def read_iris() -> Rows:
     )
 
 
-def read_cifar10() -> Rows:
+def read_cifar10() -> RawData:
     """Return CIFAR-10: 50 000 training and 10 000 test images."""
     files = sources.fetch("cifar10")
     # 3073 bytes a row: label, then 32 x 32 red, green, blue
@@ -110,7 +96,7 @@ def read_cifar10() -> Rows:
     )
 
 
-def read_cifar100() -> Rows:
+def read_cifar100() -> RawData:
     """Return CIFAR-100 with its 100 fine labels: 50 000 training and 10 000 test images."""
     (archive,) = sources.fetch("cifar100").values()
     members = {}
@@ -131,9 +117,9 @@ def read_cifar100() -> Rows:
     )
 
 
-def _cifar_rows(name: str, pixels: np.ndarray, labels: np.ndarray, **facts: tuple) -> Rows:
+def _cifar_rows(name: str, pixels: np.ndarray, labels: np.ndarray, **facts: tuple) -> RawData:
     """Return what CIFAR-10 and CIFAR-100 have in common around their own facts."""
-    return Rows(
+    return RawData(
         kind="image",
         inputs=pixels.reshape(-1, 3, 32, 32),
         labels=labels.astype(np.int64),
@@ -145,7 +131,7 @@ def _cifar_rows(name: str, pixels: np.ndarray, labels: np.ndarray, **facts: tupl
     )
 
 
-def read_mnist() -> Rows:
+def read_mnist() -> RawData:
     """Return MNIST: 60 000 training and 10 000 test images, one channel of 28 x 28 pixels."""
     files = sources.fetch("mnist")
 
@@ -155,7 +141,7 @@ def read_mnist() -> Rows:
     parts = ("train", "t10k")
     pixels = np.concatenate([read(f"{part}-images-idx3-ubyte", 16) for part in parts])
     labels = np.concatenate([read(f"{part}-labels-idx1-ubyte", 8) for part in parts])
-    return Rows(
+    return RawData(
         kind="image",
         inputs=pixels.reshape(-1, 1, 28, 28),
         labels=labels.astype(np.int64),
@@ -171,13 +157,13 @@ def read_mnist() -> Rows:
     )
 
 
-def read_wine(colour: str) -> Rows:
+def read_wine(colour: str) -> RawData:
     """Return Wine Quality with the label "quality is 6 or more"."""
     name = f"wine_{colour}"
     (path,) = sources.fetch(name).values()
     table = pd.read_csv(path, sep=";")
     quality = table.pop("quality")
-    return Rows(
+    return RawData(
         kind="table",
         inputs=table.astype(np.float64),
         labels=(quality >= 6).to_numpy(np.int64),
@@ -186,7 +172,7 @@ def read_wine(colour: str) -> Rows:
     )
 
 
-def read_adult() -> Rows:
+def read_adult() -> RawData:
     """Return Adult: 32 561 training and 16 281 test persons, income above 50 000 or not."""
     files = sources.fetch("adult")
     tables = [
@@ -195,7 +181,7 @@ def read_adult() -> Rows:
     ]
     table = pd.concat(tables, ignore_index=True).replace("?", MISSING)
     income = table.pop("income").str.removesuffix(".")  # the test file ends labels with a dot
-    return Rows(
+    return RawData(
         kind="table",
         inputs=table,
         labels=(income == ">50K").to_numpy(np.int64),
@@ -214,7 +200,7 @@ def _cached(name: str) -> str:
     return f"verified files {name} (SHA-256 {sums[:12]}…)"
 
 
-READERS: dict[str, Callable[[], Rows]] = {
+READERS: dict[str, Callable[[], RawData]] = {
     "digits": read_digits,
     "iris": read_iris,
     "cifar10": read_cifar10,

@@ -1,4 +1,4 @@
-"""Own data: an image folder, a CSV or Parquet table, or saved embeddings become ``Rows``.
+"""Own data: an image folder, a CSV or Parquet table, or saved embeddings become ``RawData``.
 
 Axes: N rows, D embedding width.
 """
@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageOps
 from tqdm import tqdm
 
 from attnknn.checks import check_finite, nearest_name
-from attnknn.data.rows import TEST, TRAIN, VAL, Rows
+from attnknn.data.splits import TEST, TRAIN, VAL, RawData
 from attnknn.data.tables import check_table
 
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
@@ -43,7 +43,7 @@ def read_own(
     label_column: str = "label",
     image_size: int | None = None,
     allow_missing: bool = False,
-) -> Rows:
+) -> RawData:
     """Return the rows of the user's own data.
 
     Args:
@@ -83,7 +83,7 @@ def encode_labels(values: np.ndarray) -> tuple[Int[np.ndarray, "N"], tuple[str, 
     return ids.reshape(-1).astype(np.int64), tuple(str(name) for name in names)
 
 
-def _read_table(path: Path, label_column: str, *, allow_missing: bool) -> Rows:
+def _read_table(path: Path, label_column: str, *, allow_missing: bool) -> RawData:
     try:
         table = TABLE_READERS[path.suffix.lower()](path)
     except (OSError, ValueError) as error:  # pandas' and pyarrow's errors derive from these
@@ -97,7 +97,7 @@ def _read_table(path: Path, label_column: str, *, allow_missing: bool) -> Rows:
     labels, class_names = encode_labels(table.pop(label_column).to_numpy())
     table.columns = [str(column) for column in table.columns]
     checked = check_table(table, allow_missing=allow_missing)
-    return Rows("table", checked, labels, class_names, source=str(path))
+    return RawData("table", checked, labels, class_names, source=str(path))
 
 
 def _read_delimited(path: Path) -> pd.DataFrame:
@@ -113,7 +113,7 @@ TABLE_READERS: dict[str, Callable[[Path], pd.DataFrame]] = {
 }
 
 
-def _read_embeddings(path: Path) -> Rows:
+def _read_embeddings(path: Path) -> RawData:
     embeddings, values = _load_arrays(path)
     if embeddings.ndim != 2 or embeddings.dtype.kind not in "fiu":
         raise ValueError(
@@ -126,7 +126,7 @@ def _read_embeddings(path: Path) -> Rows:
     # Checked after narrowing: a float64 of 1e300 becomes infinite here.
     with np.errstate(over="ignore"):
         narrow = np.ascontiguousarray(embeddings, dtype=np.float32)
-    return Rows("embedding", check_finite("embeddings", narrow), labels, class_names, str(path))
+    return RawData("embedding", check_finite("embeddings", narrow), labels, class_names, str(path))
 
 
 def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +149,7 @@ def _load_arrays(path: Path) -> tuple[np.ndarray, np.ndarray]:
     raise LabelError(f"{path} must hold 'embeddings' and 'labels' (or 'X' and 'y'), got {held}")
 
 
-def _read_folder(root: Path, image_size: int | None) -> Rows:
+def _read_folder(root: Path, image_size: int | None) -> RawData:
     folders = _sub_folders(root)
     names = {folder.name.lower() for folder in folders}
     if names <= set(PARTS) and "train" in names:
@@ -167,7 +167,7 @@ def _read_folder(root: Path, image_size: int | None) -> Rows:
         raise LabelError(f"{root} must hold one sub-folder of images a class, got none")
     files, classes, codes = zip(*found, strict=True)
     labels, class_names = encode_labels(np.array(classes))
-    return Rows(
+    return RawData(
         kind="image",
         inputs=_read_images(files, image_size),
         labels=labels,

@@ -4,19 +4,59 @@ Scalers, encoders and statistics are fitted on training rows alone. Axes: N rows
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from jaxtyping import Float, Int, UInt8
 
 from attnknn.checks import check_count, check_one_of, nearest_name
-from attnknn.data.known import READERS, resize_images
-from attnknn.data.own import read_own
-from attnknn.data.rows import TEST, TRAIN, VAL, Rows, SplitError, draw_rows, duplicate_groups
 from attnknn.data.tables import NUMERIC_SCALES, fit_table_encoder
+
+TRAIN, VAL, TEST = 0, 1, 2
+
+
+class SplitError(ValueError):
+    """The rows cannot be divided into training, validation and test rows as asked."""
+
+
+@dataclass(frozen=True)
+class RawData:
+    """Everything read from a data set, in file order, nothing fitted yet.
+
+    Attributes:
+        kind: "image", "table" or "embedding".
+        inputs: uint8 images (N, channels, height, width), a table of N rows, or float32 (N, D).
+        labels: Class ids.
+        class_names: Name of each class id.
+        source: Where the rows came from.
+        part: TRAIN, VAL or TEST where the data set fixes it; None where all is to be drawn.
+        val_share: Share of the rows left after the test rows that become validation rows.
+        test_share: Share of all rows that become test rows, where ``part`` names none.
+        mean: Published channel means, or empty to compute them from training rows.
+        std: Published channel deviations, or empty.
+        augmentation: Training transforms that keep the label of these images.
+        image_size: Usual side of the square images in pixels; None leaves them as they are.
+        channels: Channels that a grey image is repeated to.
+    """
+
+    kind: str
+    inputs: np.ndarray | pd.DataFrame
+    labels: Int[np.ndarray, "N"]
+    class_names: tuple[str, ...]
+    source: str
+    part: Int[np.ndarray, "N"] | None = None
+    val_share: float = 0.2
+    test_share: float = 0.2
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    augmentation: tuple[str, ...] = ()
+    image_size: int | None = None
+    channels: int = 1
 
 
 class UnknownDatasetError(ValueError):
@@ -175,7 +215,10 @@ def load_splits(
     )
 
 
-def _read(name: str, *, label_column: str, image_size: int | None) -> Rows:
+def _read(name: str, *, label_column: str, image_size: int | None) -> RawData:
+    from attnknn.data.known import READERS  # both make what stands above
+    from attnknn.data.own import read_own
+
     if image_size is not None:
         check_count("image_size", image_size)
     if name in READERS:
@@ -195,7 +238,7 @@ def _read(name: str, *, label_column: str, image_size: int | None) -> Rows:
 
 
 def _draw_parts(
-    rows: Rows,
+    rows: RawData,
     seed: int,
     *,
     val_rows: int | None,
@@ -225,7 +268,7 @@ def _draw_parts(
     return [train, val, _thin(rows, test, "max_test_rows", max_test_rows, seed=(seed, 4))]
 
 
-def _check_class_sizes(rows: Rows, drawable: np.ndarray, *, need: int) -> None:
+def _check_class_sizes(rows: RawData, drawable: np.ndarray, *, need: int) -> None:
     counts = np.bincount(rows.labels[drawable], minlength=len(rows.class_names))
     if counts.min() < need:
         name = rows.class_names[counts.argmin()]
@@ -235,7 +278,7 @@ def _check_class_sizes(rows: Rows, drawable: np.ndarray, *, need: int) -> None:
         )
 
 
-def _move(rows: Rows, part: np.ndarray, code: int, n_rows: int, *, seed: int) -> None:
+def _move(rows: RawData, part: np.ndarray, code: int, n_rows: int, *, seed: int) -> None:
     """Turn about ``n_rows`` training rows into validation or test rows, in place."""
     ids = np.flatnonzero(part == TRAIN)
     # NOTE: copies of one row stay together; a test row seen in training is a leak.
@@ -245,7 +288,7 @@ def _move(rows: Rows, part: np.ndarray, code: int, n_rows: int, *, seed: int) ->
 
 
 def _thin(
-    rows: Rows,
+    rows: RawData,
     ids: Int[np.ndarray, "M"],
     name: str,
     limit: int | None,
@@ -258,7 +301,7 @@ def _thin(
     return ids[draw_rows(rows.labels[ids], limit, seed=seed, leave=0)]
 
 
-def _image_fields(rows: Rows, parts: list[np.ndarray]) -> dict:
+def _image_fields(rows: RawData, parts: list[np.ndarray]) -> dict:
     """Return the inputs of each part and the fields of ``Splits`` that depend on them."""
     inputs = [_shaped(rows.inputs[ids], rows) for ids in parts]
     mean, std = rows.mean, rows.std
@@ -276,13 +319,13 @@ def _image_fields(rows: Rows, parts: list[np.ndarray]) -> dict:
     }
 
 
-def _shaped(images: np.ndarray, rows: Rows) -> np.ndarray:
+def _shaped(images: np.ndarray, rows: RawData) -> np.ndarray:
     if rows.image_size is not None:
         images = resize_images(images, rows.image_size)
     return images.repeat(rows.channels, axis=1) if images.shape[1] == 1 else images
 
 
-def _feature_fields(rows: Rows, parts: list[np.ndarray], numeric: str) -> dict:
+def _feature_fields(rows: RawData, parts: list[np.ndarray], numeric: str) -> dict:
     """Return what ``_image_fields`` does, for tables and embeddings."""
     fields = {"mean": (), "std": (), "n_numeric": 0, "feature_names": ()}
     if rows.kind == "embedding":
@@ -291,3 +334,106 @@ def _feature_fields(rows: Rows, parts: list[np.ndarray], numeric: str) -> dict:
     encoder = fit_table_encoder(tables[0], numeric=numeric)  # NOTE: training rows alone
     fields |= {"n_numeric": len(encoder.mean), "feature_names": encoder.feature_names}
     return {**fields, "inputs": [encoder.encode(table) for table in tables]}
+
+
+def resize_images(
+    images: UInt8[np.ndarray, "N channels h w"], size: int
+) -> UInt8[np.ndarray, "N channels size size"]:
+    """Return square images of ``size`` pixels a side, bilinear."""
+    if images.shape[2:] == (size, size):
+        return images
+    resized = torch.nn.functional.interpolate(
+        torch.from_numpy(images), (size, size), mode="bilinear", align_corners=False, antialias=True
+    )
+    return resized.numpy()
+
+
+# ---- Stratified, duplicate-safe drawing.
+
+
+def duplicate_groups(inputs: np.ndarray | pd.DataFrame) -> Int[np.ndarray, "N"]:
+    """Return a group id for each row; rows with identical inputs share one."""
+    if isinstance(inputs, pd.DataFrame):
+        keys = pd.util.hash_pandas_object(inputs, index=False).to_numpy()
+    else:
+        flat = np.ascontiguousarray(inputs.reshape(len(inputs), -1))
+        if flat.dtype.kind == "f":  # zero has two signs; rows that differ by it alone are identical
+            flat = flat + flat.dtype.type(0)
+        keys = np.array([hashlib.blake2b(row, digest_size=8).digest() for row in flat], dtype="S8")
+        keys = keys.view(np.uint64)
+    return np.unique(keys, return_inverse=True)[1].astype(np.int64)
+
+
+def draw_rows(
+    labels: Int[np.ndarray, "N"],
+    n_rows: int,
+    *,
+    seed: Sequence[int],
+    groups: Int[np.ndarray, "N"] | None = None,
+    leave: int = 1,
+) -> Int[np.ndarray, "M"]:
+    """Draw rows so that classes keep their shares and no group is torn apart.
+
+    Args:
+        labels: Class ids of the rows to draw from.
+        n_rows: Rows to draw. Slightly fewer come back where whole groups do not fit exactly.
+        seed: Entropy of the drawing.
+        groups: Rows of one group are drawn together or not at all; None lets each row stand
+            alone.
+        leave: Rows of each class that must stay behind.
+
+    Returns:
+        Drawn row ids, ascending, at least one of every class present.
+    """
+    groups = np.arange(len(labels)) if groups is None else groups
+    rng = np.random.default_rng(list(seed))
+    # A group counts for the class of its first row: duplicates may disagree about the label.
+    _, first, group_of_row, sizes = np.unique(
+        groups, return_index=True, return_inverse=True, return_counts=True
+    )
+    taken = np.zeros(len(sizes), dtype=bool)
+    for label, quota in _quotas(labels[first], sizes, n_rows, leave).items():
+        order = rng.permutation(np.flatnonzero(labels[first] == label))
+        if leave and len(order) == 1:
+            raise SplitError(f"class {label} must hold different rows to be split, got copies")
+        taken[_fill(order, sizes, quota)] = True
+    return np.flatnonzero(taken[group_of_row]).astype(np.int64)
+
+
+def _fill(order: Int[np.ndarray, "G"], sizes: Int[np.ndarray, "S"], quota: int) -> list[int]:
+    """Return groups, in order, that fill the quota without going over; at least one."""
+    chosen, room = [], quota
+    for group in order.tolist():
+        if sizes[group] <= room:
+            chosen.append(group)
+            room -= sizes[group]
+        if room == 0:
+            break
+    return chosen or [int(order[sizes[order].argmin()])]
+
+
+def _quotas(
+    group_labels: Int[np.ndarray, "G"], sizes: Int[np.ndarray, "G"], n_rows: int, leave: int
+) -> dict[int, int]:
+    """Return the rows to draw of each class: proportional, largest remainders rounded up."""
+    classes, inverse = np.unique(group_labels, return_inverse=True)
+    counts = np.bincount(inverse, weights=sizes).astype(np.int64)
+    if counts.min() <= leave:
+        label = classes[counts.argmin()]
+        raise SplitError(
+            f"every class must have {leave + 1} rows to be split, got {counts.min()} of {label}"
+        )
+    most = counts - leave
+    if not len(classes) <= n_rows <= most.sum():
+        raise SplitError(
+            f"rows drawn must be {len(classes)} to {most.sum()}, at least one of each class and "
+            f"{leave} left behind, got {n_rows} of {counts.sum()}"
+        )
+    exact = n_rows * counts / counts.sum()
+    quotas = np.clip(np.floor(exact).astype(np.int64), 1, most)
+    while (short := n_rows - quotas.sum()) != 0:
+        step = int(np.sign(short))
+        open_classes = quotas < most if step > 0 else quotas > 1
+        need = np.where(open_classes, step * (exact - quotas), -np.inf)
+        quotas[need.argmax()] += step
+    return dict(zip(classes.tolist(), quotas.tolist(), strict=True))

@@ -24,7 +24,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from attnknn.data.rows import duplicate_groups
+from attnknn.data.splits import duplicate_groups
 from attnknn.data.tables import MAX_CATEGORIES, is_number, n_categories, with_numbers
 
 # ---- The ledger: which memory row each given row became, and how much it counts there.

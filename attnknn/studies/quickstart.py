@@ -14,7 +14,7 @@ from attnknn.checks import check_one_of, nearest_name
 from attnknn.data.change import flip_labels
 from attnknn.data.known import READERS
 from attnknn.data.own import read_own
-from attnknn.data.rows import TEST, Rows, draw_rows, duplicate_groups
+from attnknn.data.splits import TEST, RawData, draw_rows, duplicate_groups
 from attnknn.data.tables import fit_table_encoder, is_number
 from attnknn.embed.run import load_run
 from attnknn.estimator.fitting import MISSING
@@ -203,7 +203,7 @@ def _as_numbers(train: Any, test: Any) -> tuple[np.ndarray, np.ndarray]:
     return encoder.encode(filled[0]), encoder.encode(filled[1])
 
 
-def _split(rows: Rows, seed: int) -> Parts:
+def _split(rows: RawData, seed: int) -> Parts:
     """Return the data set's own split, or one in which no copy of a test row is learned from."""
     if rows.part is not None and (rows.part == TEST).any():
         is_test = rows.part == TEST
@@ -232,7 +232,7 @@ def _bundled(name: str) -> Callable:
         bunch = getattr(datasets, f"load_{name}")()
         names = tuple(map(str, bunch.target_names))
         labels = bunch.target.astype(np.int64)
-        return _split(Rows("table", bunch.data, labels, names, "scikit-learn"), seed)
+        return _split(RawData("table", bunch.data, labels, names, "scikit-learn"), seed)
 
     return load
 

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import http.server
 import io
 import os
 import subprocess
@@ -9,10 +10,12 @@ import sys
 import tarfile
 import threading
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import requests
 
 from attnknn.data import download as catalogue
 from attnknn.data import download as routes
@@ -210,13 +213,46 @@ def test_files_put_into_the_folder_by_hand_are_used(registry, tmp_path):
     assert registry.calls == []
 
 
-def test_official_download_over_a_file_address(registry, monkeypatch, tmp_path):
-    archive = tmp_path / "tiny.tar.gz"
-    archive.write_bytes(tar_of(GOOD))
-    local = Route((Package("official", archive.as_uri(), "tiny.tar.gz", MEMBERS),))
+@pytest.fixture
+def site(tmp_path):
+    """A web site on this machine: its folder, its address, and what it was asked for."""
+    asked, folder = [], tmp_path / "site"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *words):
+            asked.append(self.path)
+
+    handler = partial(Quiet, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield folder, f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def test_official_download_is_unpacked_and_verified(registry, monkeypatch, site):
+    folder, address, _ = site
+    (folder / "tiny.tar.gz").write_bytes(tar_of(GOOD))
+    local = Route((Package("official", f"{address}/tiny.tar.gz", "tiny.tar.gz", MEMBERS),))
     monkeypatch.setitem(SOURCES, "tiny", Source("table", 7, 2, SUMS, (local,)))
     assert fetch("tiny", progress=False)["b.bin"].read_bytes() == CONTENTS["b.bin"]
     assert registry.calls == []
+
+
+def test_a_download_that_arrives_damaged_is_tried_again_and_refused(site, monkeypatch, tmp_path):
+    folder, address, asked = site
+    (folder / "a.bin").write_bytes(b"something else")
+    monkeypatch.setattr(routes, "RETRIES", 1)
+    path = tmp_path / "a.bin"
+    with pytest.raises(RouteError, match=r"a\.bin broke off \(.*hash"):
+        routes.download(f"{address}/a.bin", path, sha256=SUMS["a.bin"], progress=False)
+    assert asked == ["/a.bin"] * 2 and not path.exists()
+
+
+def test_a_known_sum_goes_with_a_single_file_but_not_with_a_packed_one():
+    wine, mnist = (SOURCES[name].routes[0].packages[0] for name in ("wine_red", "mnist"))
+    assert wine.sha256 == SOURCES["wine_red"].files[wine.archive]
+    assert mnist.archive.endswith(".gz") and mnist.sha256 is None
 
 
 def test_zip_gzip_and_plain_archives(tmp_path):
@@ -233,31 +269,17 @@ def test_zip_gzip_and_plain_archives(tmp_path):
 def test_an_away_host_is_asked_once(monkeypatch, tmp_path):
     asked = []
 
-    def away(request, timeout):
-        asked.append(request.full_url)
-        raise OSError("name look-up failed")
+    def away(url, **how):
+        asked.append(how["timeout"])
+        raise requests.exceptions.ConnectionError("name look-up failed")
 
     monkeypatch.setattr(routes, "_unreachable", {})
-    monkeypatch.setattr(routes.urllib.request, "urlopen", away)
+    monkeypatch.setattr(routes, "RETRIES", 0)
+    monkeypatch.setattr(requests, "get", away)
     for _ in range(2):
         with pytest.raises(RouteError, match=r"attnknn\.invalid cannot be reached \(name look-up"):
             routes.download(UNREACHABLE, tmp_path / "x", progress=False)
-    assert len(asked) == 1
-
-
-def test_a_hanging_host_is_given_up_quickly(monkeypatch, tmp_path):
-    release = threading.Event()
-
-    def hang(request, timeout):
-        release.wait()
-        raise OSError("too late to matter")
-
-    monkeypatch.setattr(routes, "_unreachable", {})
-    monkeypatch.setattr(routes, "PROBE_SECONDS", 0.05)
-    monkeypatch.setattr(routes.urllib.request, "urlopen", hang)
-    with pytest.raises(RouteError, match="no answer in"):
-        routes.download(UNREACHABLE, tmp_path / "x", progress=False)
-    release.set()
+    assert asked == [(4.0, 30.0)]  # seconds to answer, and of silence
 
 
 def client(code: str) -> list[str]:

@@ -12,8 +12,7 @@ from attnknn.data.own import (
     encode_labels,
     read_own,
 )
-from attnknn.data.rows import SplitError
-from attnknn.data.splits import load_splits
+from attnknn.data.splits import SplitError, load_splits
 
 
 def save_images(root, classes, *, n=7, size=(11, 5), mode="RGB"):

@@ -11,8 +11,18 @@ from hypothesis import strategies as st
 
 from attnknn.data import download as sources
 from attnknn.data import known as readers
-from attnknn.data.rows import TEST, TRAIN, Rows, SplitError, draw_rows, duplicate_groups
-from attnknn.data.splits import Split, UnknownDatasetError, load_splits
+from attnknn.data.splits import (
+    TEST,
+    TRAIN,
+    RawData,
+    Split,
+    SplitError,
+    UnknownDatasetError,
+    draw_rows,
+    duplicate_groups,
+    load_splits,
+    resize_images,
+)
 
 
 def sides_of(splits):
@@ -30,7 +40,7 @@ def fake(monkeypatch):
     """Register rows under the name ``fake``."""
 
     def register(**fields):
-        monkeypatch.setitem(readers.READERS, "fake", lambda: Rows(source="test", **fields))
+        monkeypatch.setitem(readers.READERS, "fake", lambda: RawData(source="test", **fields))
 
     return register
 
@@ -195,11 +205,11 @@ def test_resize_agrees_with_pillow():
     from PIL import Image
 
     images = np.random.default_rng(0).integers(0, 256, (3, 1, 28, 28), dtype=np.uint8)
-    ours = readers.resize_images(images, 32)
+    ours = resize_images(images, 32)
     for image, resized in zip(images, ours, strict=True):
         pillow = Image.fromarray(image[0]).resize((32, 32), Image.Resampling.BILINEAR)
         assert np.abs(resized[0].astype(int) - np.asarray(pillow).astype(int)).max() <= 1
-    assert readers.resize_images(images, 28) is images
+    assert resize_images(images, 28) is images
 
 
 # --- known formats, from files of our own making
