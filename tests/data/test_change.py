@@ -27,6 +27,7 @@ from attnknn.data.change import (
 )
 
 B, CHANNELS, HEIGHT, WIDTH = 5, 3, 7, 11
+LABELS, PIXELS = np.arange(11) % 3, torch.zeros(2, 1, 8, 8)
 
 
 def generator(seed=0):
@@ -402,3 +403,22 @@ def test_shorter_tails_are_nested_and_seeded():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call(np.array([0, 1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("change", "limit", "beyond"),
+    [
+        (lambda v: flip_labels(LABELS, v, n_classes=3, seed=0), 1.0, 1.01),
+        (lambda v: long_tail_rows(LABELS, v, n_classes=3, seed=0), 1.0, 1.01),
+        (lambda v: colour_jitter(PIXELS, torch.Generator(), strength=v), 1.0, 1.01),
+        (lambda v: random_rotation(PIXELS, torch.Generator(), degrees=v), 180.0, 180.1),
+        (lambda v: cutout(PIXELS, torch.Generator(), size=v), 8, 9),
+        (lambda v: random_crop(PIXELS, torch.Generator(), pad=v, mode="reflect"), 7, 8),
+        (lambda v: tta_views(PIXELS, torch.Generator(), kind="shifts", n_views=v), 6, 7),
+    ],
+    ids=["noise", "tail", "jitter", "rotation", "cutout", "crop", "views"],
+)
+def test_the_upper_limit_is_taken_and_what_lies_beyond_is_not(change, limit, beyond):
+    change(limit)
+    with pytest.raises(ValueError, match="must"):
+        change(beyond)

@@ -124,6 +124,33 @@ def test_the_terms_add_up_with_their_weights():
     assert recorded["train_accuracy"] == 1.0
 
 
+def test_the_vote_moves_the_embedding_and_the_attention_by_its_slope():
+    """Of softmax(W x) against a smoothed target t, the slope at the logits is p - t."""
+
+    class Reading(Attention):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([[2.0, 0.0], [0.0, 3.0]]))
+
+        def forward(self, neighbours, *, query):
+            log_probs = (query @ self.weight.T).log_softmax(dim=1)
+            return SimpleNamespace(log_probs=log_probs, entropy=lambda: ENTROPY)
+
+    objective = joint(**ONLY_KNN | {"knn_weight": 0.5, "label_smoothing": 0.2})
+    objective.network = Reading()
+    features = ROWS.clone().requires_grad_()  # of unit length
+    batch = Batch(IDS, LABELS)
+    objective.loss(features, batch)[0].sum().backward()
+    weight = objective.network.weight.detach()
+    slope = 0.5 * ((ROWS @ weight.T).softmax(dim=1) - batch.targets(2, 0.2))  # (B, C)
+    torch.testing.assert_close(objective.network.weight.grad, slope.T @ ROWS)
+    # Only what is across a row moves it: its length is taken out.
+    across = slope @ weight
+    across = across - (across * ROWS).sum(dim=1, keepdim=True) * ROWS
+    torch.testing.assert_close(features.grad, across)
+    assert across.abs().max() > 0.05
+
+
 @pytest.mark.parametrize("hard_negatives", ["none", "keep"])
 def test_the_mean_loss_has_the_attention_s_penalty_once(hard_negatives):
     objective = joint(**ONLY_KNN, hard_negatives=hard_negatives, hard_share=0.5)
@@ -385,10 +412,11 @@ def test_both_search_routes_agree():
     assert (by_list.neighbours_of(rows, ids).ids == live.neighbours_of(rows, ids).ids).all()
 
 
-def test_fault_16_a_mixed_row_gets_neighbours_of_its_own():
-    memory, rows = make(neighbour_search="faiss")
-    ids = torch.arange(7)
-    partners = torch.tensor([6, 5, 4, 3, 2, 1, 0])
+@pytest.mark.parametrize("route", ["faiss", "matmul"])
+def test_fault_16_a_mixed_row_gets_neighbours_of_its_own(route):
+    memory, rows = make(neighbour_search=route)
+    ids = torch.tensor([20, 3, 17, 8, 29, 11, 5])  # no row stands at its own place in the batch
+    partners = torch.tensor([6, 5, 4, 0, 2, 1, 3])  # places in the batch, not rows
     mixed = torch.nn.functional.normalize(0.5 * rows[ids] + 0.5 * rows[partners], dim=1)
     found = memory.neighbours_of(mixed, ids, partners)
     # Neither of the two rows it was made of votes for it.
@@ -397,6 +425,16 @@ def test_fault_16_a_mixed_row_gets_neighbours_of_its_own():
     similarity = mixed @ rows.T
     similarity.scatter_(1, torch.stack([ids, ids[partners]], dim=1), -2.0)
     assert (found.ids == similarity.topk(5).indices).all()
+    # And neither shapes the prototypes that it is held against.
+    assert torch.equal(found.own_ids, torch.stack([ids, ids[partners]], dim=1))
+
+
+def test_fault_1_a_plain_row_is_its_only_own_row_and_none_where_it_may_find_itself():
+    ids = torch.tensor([20, 3, 17])
+    memory, rows = make()
+    assert torch.equal(memory.neighbours_of(rows[ids], ids).own_ids, ids[:, None])
+    memory, rows = make(exclude_self=False)
+    assert memory.neighbours_of(rows[ids], ids).own_ids is None
 
 
 def test_hardness_is_the_share_of_other_labels():

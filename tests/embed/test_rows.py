@@ -9,6 +9,7 @@ from safetensors import safe_open
 from torch import nn
 
 from attnknn.config import EmbedderConfig
+from attnknn.data.change import tta_views
 from attnknn.data.splits import Split
 from attnknn.embed import run as run_module
 from attnknn.embed.networks import build_embedder, build_head
@@ -194,3 +195,20 @@ def test_fault_19_padding_of_a_view_is_black_to_the_network(white_run, kind):
     # Padding after normalisation would be 0, a grey that no black pixel has.
     (mean,), (std,) = run.splits.mean, run.splits.std
     torch.testing.assert_close(pixels, torch.tensor([(0 - mean) / std, (1 - mean) / std]))
+
+
+@pytest.mark.parametrize("kind", ["v5", "narrative", "shifts"])
+def test_every_view_is_embedded_once_and_the_first_is_the_image(tmp_path, monkeypatch, kind):
+    splits = tiny_splits()
+    monkeypatch.setattr(run_module, "load_splits", lambda *_, **__: splits)
+    settings = config(SMALL, epochs=1, fit_epochs=1)
+    run = train_run(settings, tmp_path / "seed0", progress=False)
+    found = embed_views(run, n_views=3, kind=kind, progress=False)
+    how = {"kind": kind, "n_views": 3, "flip": False, "pad": 1}
+    views = tta_views(to_batch(splits.test.inputs), torch.Generator().manual_seed(0), **how)
+    with torch.no_grad():
+        expected = torch.stack([run.embedder(view) for view in views]).numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    np.testing.assert_array_equal(found[0], run.rows("test"))
+    apart = [np.abs(found[a] - found[b]).max() for a, b in ((0, 1), (0, 2), (1, 2))]
+    assert min(apart) > 1e-3  # no view stands there twice
