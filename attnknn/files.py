@@ -73,6 +73,29 @@ def read_json(path: Path) -> Any:
     return json.loads(Path(path).read_text(encoding="utf-8"))
 
 
+def write_tensors(path: Path, tensors: Mapping[str, Any]) -> Path:
+    """Write tensors by name as safetensors, atomically."""
+    from safetensors.torch import save  # slow to import, and few who come here need it
+
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    return write_atomic(path, lambda handle: handle.write(save(plain)))
+
+
+def write_table(path: Path, table: "pandas.DataFrame") -> Path:
+    """Write a table as CSV, atomically."""
+    return write_text(path, table.to_csv(index=False))
+
+
+def read_table(path: Path) -> "pandas.DataFrame":
+    """Return what ``write_table`` wrote; a table without columns is empty."""
+    import pandas as pd
+
+    try:
+        return pd.read_csv(path)
+    except pd.errors.EmptyDataError:
+        return pd.DataFrame()
+
+
 def sha256_file(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file's content."""
     with Path(path).open("rb") as handle:

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from tqdm import TqdmWarning
 
@@ -38,10 +38,11 @@ from attnknn.files import (
     locked_folder,
     provenance,
     read_report,
+    read_table,
     save_report,
     validity_key,
-    write_atomic,
-    write_text,
+    write_table,
+    write_tensors,
 )
 
 KINDS = ("afmp", "published", "deit")
@@ -181,18 +182,11 @@ DRAWN = 4  # validation images whose gates are kept, edge by edge
 EVALUATION_BATCH = 500  # of models whose results do not depend on it
 
 
-@torch.no_grad()
 def predict_logits(
-    model: nn.Module, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int | None = None
+    model: nn.Module, inputs: UInt8[np.ndarray, "N c h w"]
 ) -> Float[np.ndarray, "N C"]:
-    """Return the logits of images, in evaluation mode.
-
-    Args:
-        model: A classifier.
-        inputs: The images.
-        batch_size: Images at once; None takes the model's own.
-    """
-    return _forward(model, model, inputs, batch_size or evaluation_batch(model))
+    """Return the logits of images, in evaluation mode and in batches that suit the model."""
+    return _forward(model, model, inputs, evaluation_batch(model))
 
 
 def evaluation_batch(model: nn.Module) -> int:
@@ -205,7 +199,6 @@ def evaluation_batch(model: nn.Module) -> int:
     return network.batch_size if isinstance(network, PublishedAFMP) else EVALUATION_BATCH
 
 
-@torch.no_grad()
 def embed_features(
     model: Classifier, inputs: UInt8[np.ndarray, "N c h w"], *, batch_size: int = EVALUATION_BATCH
 ) -> Float[np.ndarray, "N D"]:
@@ -214,14 +207,14 @@ def embed_features(
     return F.normalize(torch.from_numpy(rows), dim=1).numpy()
 
 
+@torch.no_grad()
 def _forward(
     model: nn.Module, call: Callable[[Tensor], Tensor], inputs: np.ndarray, batch_size: int
 ) -> np.ndarray:
     model.eval()
     device = next(model.parameters()).device
-    starts = range(0, len(inputs), batch_size)
-    parts = [call(to_batch(inputs[start : start + batch_size], device)).cpu() for start in starts]
-    return torch.cat(parts).numpy()
+    batches = np.split(inputs, range(batch_size, len(inputs), batch_size))
+    return torch.cat([call(to_batch(batch, device)).cpu() for batch in batches]).numpy()
 
 
 def judge(model: nn.Module, split: Split, name: str) -> dict[str, float]:
@@ -233,9 +226,8 @@ def measures(
     logits: Float[np.ndarray, "N C"], labels: Int[np.ndarray, " N"], name: str
 ) -> dict[str, float]:
     """Return accuracy and NLL of logits, called by the name of their split."""
-    rows, truth = torch.from_numpy(logits), torch.from_numpy(labels)
-    hits = (rows.argmax(dim=1) == truth).float().mean()
-    nll = F.cross_entropy(rows, truth)
+    nll = F.cross_entropy(torch.from_numpy(logits), torch.from_numpy(labels))
+    hits = torch.from_numpy(logits.argmax(axis=1) == labels).float().mean()
     return {f"{name}_accuracy": float(hits), f"{name}_nll": float(nll)}
 
 
@@ -411,8 +403,7 @@ class AblationRun:
 
 
 def run_path(folder: Path, setting: Setting, splits: Splits, recipe: Recipe, *, seed: int) -> Path:
-    """Return the folder of one run; another setting, recipe, row or version means
-    another folder."""
+    """Return the folder of one run: one for each setting, recipe, version and set of rows."""
     asked, data = [asdict(setting), asdict(recipe)], [splits.fingerprint]
     key = validity_key(asked, version=AFMP_VERSION, data=data)
     slug = "".join(sign if sign.isalnum() or sign in ".-" else "-" for sign in setting.name)
@@ -463,19 +454,16 @@ def _train(
     training = AFMPTraining(setting, splits, recipe, seed=seed, device=device)
     history = training.run(checkpoint, progress=progress)
     model = training.model.cpu()
-    judged = {"val": splits.val, "test": splits.test}
-    logits = {part: predict_logits(model, split.inputs) for part, split in judged.items()}
-    metrics = {}
-    for part, split in judged.items():
-        metrics |= measures(logits[part], split.labels, part)
-    tensors = {f"{part}_logits": torch.from_numpy(rows) for part, rows in logits.items()}
-    write_atomic(path / "logits.safetensors", lambda handle: handle.write(save(tensors)))
-    maps = save(training.gate_maps)
-    write_atomic(path / "gate_maps.safetensors", lambda handle: handle.write(maps))
-    weights = {name: value.contiguous() for name, value in model.state_dict().items()}
-    write_atomic(path / "model.safetensors", lambda handle: handle.write(save(weights)))
-    write_text(path / "history.csv", history.to_csv(index=False))
-    write_text(path / "gates.csv", pd.DataFrame(training.gates).to_csv(index=False))
+    metrics, logits = {}, {}
+    for part, split in {"val": splits.val, "test": splits.test}.items():
+        rows = predict_logits(model, split.inputs)
+        metrics |= measures(rows, split.labels, part)
+        logits[f"{part}_logits"] = torch.from_numpy(rows)
+    write_tensors(path / "logits.safetensors", logits)
+    write_tensors(path / "gate_maps.safetensors", training.gate_maps)
+    write_tensors(path / "model.safetensors", model.state_dict())
+    write_table(path / "history.csv", history)
+    write_table(path / "gates.csv", pd.DataFrame(training.gates))
     save_report(
         path,
         config={"setting": asdict(setting), "recipe": asdict(recipe), "data": data},
@@ -501,17 +489,12 @@ def load_ablation_run(path: Path, setting: Setting) -> AblationRun:
     check_sums(path, report["files"])
     tensors = load_file(path / "logits.safetensors")
     maps = load_file(path / "gate_maps.safetensors")
-    sorted_maps = sorted(maps.items(), key=lambda item: int(item[0]))
-    try:
-        gates = pd.read_csv(path / "gates.csv")
-    except pd.errors.EmptyDataError:
-        gates = pd.DataFrame()
     return AblationRun(
         setting=setting,
         seed=report["seed"],
-        history=pd.read_csv(path / "history.csv"),
-        gates=gates,
-        gate_maps={int(epoch): table.numpy() for epoch, table in sorted_maps},
+        history=read_table(path / "history.csv"),
+        gates=read_table(path / "gates.csv"),
+        gate_maps={int(epoch): maps[epoch].numpy() for epoch in sorted(maps, key=int)},
         logits={part: tensors[f"{part}_logits"].numpy() for part in ("val", "test")},
         report=report,
         folder=path,

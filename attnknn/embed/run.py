@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 
 from attnknn.config import ConfigError, RunConfig, TrainingConfig
 from attnknn.core.attention import NeighbourAttention
@@ -41,9 +41,10 @@ from attnknn.files import (
     locked_folder,
     provenance,
     read_report,
+    read_table,
     save_report,
-    write_atomic,
-    write_text,
+    write_table,
+    write_tensors,
 )
 
 PARTS = ("train", "val", "test")
@@ -130,12 +131,12 @@ class TrainedRun:
     @cached_property
     def history(self) -> pd.DataFrame:
         """One row an epoch of stage 1; empty where nothing was trained."""
-        return _read_table(self.folder / "history.csv")
+        return read_table(self.folder / "history.csv")
 
     @cached_property
     def fit_history(self) -> pd.DataFrame:
         """One row an epoch of stage 2; empty where the joint attention was kept."""
-        return _read_table(self.folder / "fit_history.csv")
+        return read_table(self.folder / "fit_history.csv")
 
 
 def load_run(folder: Path) -> TrainedRun:
@@ -284,11 +285,11 @@ def _train(config: RunConfig, folder: Path, group: Group, *, progress: bool) -> 
         tensors |= _cnn_logits(stage, splits, folder / "cnn.pt", progress=progress)
     if not group.is_first:
         return
-    _write_tensors(folder / "embedder.safetensors", stage.embedder.state_dict())
-    _write_tensors(folder / "embeddings.safetensors", tensors)
+    write_tensors(folder / "embedder.safetensors", stage.embedder.state_dict())
+    write_tensors(folder / "embeddings.safetensors", tensors)
     fit_start = time.perf_counter()
     _stage2(stage, tensors, splits, folder, progress=progress)
-    _write_table(folder / "history.csv", history)
+    write_table(folder / "history.csv", history)
     # The history counts every epoch, also those of a process that was killed.
     seconds = {
         "stage1": float(history["seconds_with_validation"].sum()) if len(history) else 0.0,
@@ -423,8 +424,8 @@ def _stage2(
     config = stage.config
     on_train = config.fitting.fit_attention_on == "train"
     if on_train and config.training.objective == "joint":
-        _write_tensors(folder / "attention.safetensors", stage.objective.network.state_dict())
-        _write_table(folder / "fit_history.csv", pd.DataFrame())
+        write_tensors(folder / "attention.safetensors", stage.objective.network.state_dict())
+        write_table(folder / "fit_history.csv", pd.DataFrame())
         return
     part = "train" if on_train else "val"
     rows, labels = (tensors[f"{part}_{what}"].numpy() for what in ("rows", "labels"))
@@ -445,8 +446,8 @@ def _stage2(
         exclude_ids=own,
         progress=progress,
     )
-    _write_tensors(folder / "attention.safetensors", fitted.attention.state_dict())
-    _write_table(folder / "fit_history.csv", fitted.history)
+    write_tensors(folder / "attention.safetensors", fitted.attention.state_dict())
+    write_table(folder / "fit_history.csv", fitted.history)
 
 
 def _write_report(
@@ -476,19 +477,3 @@ def _write_report(
         method_version=METHOD_VERSION,
         files=folder_sums(folder, without=(REPORT_NAME, *CHECKPOINTS)),
     )
-
-
-def _write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    content = save({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    write_atomic(path, lambda handle: handle.write(content))
-
-
-def _write_table(path: Path, table: pd.DataFrame) -> None:
-    write_text(path, table.to_csv(index=False))
-
-
-def _read_table(path: Path) -> pd.DataFrame:
-    try:
-        return pd.read_csv(path)
-    except pd.errors.EmptyDataError:
-        return pd.DataFrame()

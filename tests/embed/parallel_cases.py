@@ -10,7 +10,7 @@ from torch import nn
 from tqdm import tqdm
 
 from attnknn.data.splits import load_splits
-from attnknn.embed import networks as fast
+from attnknn.embed import images as fast
 from attnknn.embed.parallel import Group, joined
 from attnknn.embed.run import stage_of
 from tests.tiny import JOINT, SMALL, config

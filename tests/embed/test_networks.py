@@ -10,17 +10,15 @@ from torch import nn
 
 from attnknn.config import BACKBONE_NAMES, EmbedderConfig
 from attnknn.data.splits import Split, Splits
+from attnknn.embed.images import FastNet, PretrainedUnavailableError, whitening_filters
 from attnknn.embed.networks import (
     BACKBONES,
-    FastNet,
     PeriodicNumbers,
     PrincipalAxes,
     build_embedder,
     build_head,
     build_projection,
-    whitening_filters,
 )
-from attnknn.embed.pretrained import PretrainedUnavailableError
 
 B, N, F = 5, 13, 7
 

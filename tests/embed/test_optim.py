@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attnknn.config import TrainingConfig
-from attnknn.embed.networks import FastNet
+from attnknn.embed.images import FastNet
 from attnknn.embed.optim import Lookahead, Muon, build_optimiser, lr_factor, orthogonalised
 
 STEPS = 10  # optimiser steps an epoch
