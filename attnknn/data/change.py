@@ -1,6 +1,6 @@
-"""Corruption on purpose: labels become noisy, balanced rows become long-tailed.
+"""Rows changed on purpose: images augmented and mixed, labels made wrong, classes made rare.
 
-Axes: N rows, C classes.
+Axes: N rows, B images of a batch, V views, C classes.
 """
 
 import math
@@ -10,10 +10,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
-from scipy.special import softmax
 from torch import Tensor
 
-from attnknn.checks import check_count, check_finite, check_one_of, check_range
+from attnknn.checks import check_count, check_one_of, check_range
 
 # ---- Augmentation: a batch of images becomes another batch that deserves the same labels.
 #
@@ -303,52 +302,6 @@ def flip_labels(
     noisy = labels.copy()
     noisy[rows] = ((labels + shift) % n_classes)[rows]
     return noisy
-
-
-def flip_ambiguous_labels(
-    labels: Int[np.ndarray, "N"],
-    rate: float | int,
-    *,
-    embeddings: Float[np.ndarray, "N D"],
-    n_classes: int,
-    seed: int,
-) -> Int[np.ndarray, "N"]:
-    """Return a copy of the labels with ``round(rate * N)`` wrong ones where people would err.
-
-    Instance-dependent noise. With cosine similarities s to the mean of each class and the
-    posterior p = softmax(s / 0.1), a row is flipped with a chance proportional to 1 - p of its
-    own class, and becomes the most similar other class. As in ``flip_labels``, the flips of a
-    lower rate are among those of a higher one.
-
-    Args:
-        labels: True class ids; every class must occur.
-        rate: Share of rows to flip, in [0, 1].
-        embeddings: What makes rows similar; any length but zero.
-        n_classes: Number of classes, at least 2.
-        seed: Decides the rows.
-    """
-    check_range("rate", rate, low=0.0, high=1.0)
-    _check_labels(labels, n_classes)
-    rng = np.random.default_rng(check_count("seed", seed, low=0))
-    if len(np.unique(labels)) < n_classes:
-        raise ValueError(f"labels must hold all {n_classes} classes, got {np.unique(labels)}")
-    rows = _unit(check_finite("embeddings", embeddings))
-    means = _unit(np.stack([rows[labels == c].mean(axis=0) for c in range(n_classes)]))
-    similarity = rows @ means.T  # (N, C)
-    own = np.arange(len(labels)), labels
-    doubt = 1 - softmax(similarity / 0.1, axis=1)[own]
-    # The smallest Exp(1) / weight are a weighted draw without replacement.
-    order = np.argsort(rng.exponential(size=len(labels)) / np.maximum(doubt, 1e-12))
-    flipped = order[: round(rate * len(labels))]
-    similarity[own] = -np.inf
-    noisy = labels.copy()
-    noisy[flipped] = similarity.argmax(axis=1)[flipped]
-    return noisy
-
-
-def _unit(rows: Float[np.ndarray, "N D"]) -> Float[np.ndarray, "N D"]:
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.maximum(lengths, np.finfo(rows.dtype).tiny)
 
 
 def long_tail_rows(

@@ -289,10 +289,6 @@ class Embedder(nn.Module):
         """Return rows of unit length; features that are all zero stay zero."""
         return F.normalize(self.features(inputs), dim=1)
 
-    def new_stem_parameters(self) -> list[nn.Parameter]:
-        """Return backbone parameters that replaced pretrained ones and start at random."""
-        return self._new_stem
-
     def parameter_roles(self) -> dict[str, list[nn.Parameter]]:
         """Return every trainable parameter once, by how it should be trained.
 

@@ -13,7 +13,6 @@ from attnknn.data.change import (
     augment_batch,
     colour_jitter,
     cutout,
-    flip_ambiguous_labels,
     flip_labels,
     flip_where,
     long_tail_rows,
@@ -313,48 +312,6 @@ def test_flip_count_holds_everywhere(n, n_classes, rate, kind, seed):
     noisy = flip_labels(labels, rate, n_classes=n_classes, kind=kind, seed=seed)
     assert (noisy != labels).sum() == round(rate * n)
     assert ((noisy >= 0) & (noisy < n_classes)).all()
-
-
-def clouds(n=600):
-    """Three directions; the first and second are 20 degrees apart, the third is far away."""
-    rng = np.random.default_rng(0)
-    labels = np.arange(n) % 3
-    angles = np.radians(np.array([0.0, 20.0, 120.0])[labels] + rng.normal(size=n) * 6)
-    return labels, np.stack([np.cos(angles), np.sin(angles)], axis=1)
-
-
-def test_ambiguous_noise_hits_similar_classes():
-    labels, embeddings = clouds(6000)
-    noisy = flip_ambiguous_labels(labels, 0.2, embeddings=embeddings, n_classes=3, seed=1)
-    wrong = noisy != labels
-    assert wrong.sum() == 1200
-    assert (labels[wrong] != 2).all()  # far from everything: p is 1 within 1e-6
-    assert np.array_equal(noisy[wrong], 1 - labels[wrong])
-    # rows towards the other class are flipped more often than rows away from it
-    angle = np.degrees(np.arctan2(embeddings[:, 1], embeddings[:, 0]))
-    first = labels == 0
-    inner, outer = wrong[first & (angle > 3)].mean(), wrong[first & (angle < -3)].mean()
-    assert inner > 1.3 * outer
-
-
-def test_ambiguous_noise_is_nested_exact_and_seeded():
-    labels, embeddings = clouds()
-    flips = {}
-    for rate in (0.0, 0.1, 1.0):
-        noisy = flip_ambiguous_labels(labels, rate, embeddings=embeddings, n_classes=3, seed=1)
-        flips[rate] = set(np.flatnonzero(noisy != labels).tolist())
-    assert [len(rows) for rows in flips.values()] == [0, 60, 600]
-    other = flip_ambiguous_labels(labels, 0.1, embeddings=embeddings, n_classes=3, seed=2)
-    assert set(np.flatnonzero(other != labels).tolist()) != flips[0.1]
-
-
-def test_ambiguous_noise_needs_every_class_and_finite_rows():
-    labels, embeddings = clouds()
-    with pytest.raises(ValueError, match="labels must hold all 4 classes"):
-        flip_ambiguous_labels(labels, 0.1, embeddings=embeddings, n_classes=4, seed=0)
-    embeddings[3, 1] = np.nan
-    with pytest.raises(ValueError, match="embeddings must be finite"):
-        flip_ambiguous_labels(labels, 0.1, embeddings=embeddings, n_classes=3, seed=0)
 
 
 def test_long_tail_by_hand():

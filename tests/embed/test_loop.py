@@ -20,6 +20,7 @@ from attnknn.files import load_checkpoint, save_checkpoint
 from tests.tiny import JOINT, SMALL, config, sealable_splits, tiny_splits
 
 CPU = torch.device("cpu")
+BASES = {"joint": JOINT, "head": SMALL}
 
 
 def train(settings, tmp_path, splits=None, name="run"):
@@ -30,6 +31,13 @@ def train(settings, tmp_path, splits=None, name="run"):
 
 def weights(stage: Stage1) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in stage.embedder.parameters()])
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """A joint training and one of a head, with no setting changed."""
+    folder = tmp_path_factory.mktemp("plain")
+    return {name: train(config(base), folder, name=name) for name, base in BASES.items()}
 
 
 def test_training_learns(tmp_path):
@@ -73,8 +81,8 @@ WITHOUT_EFFECT = [{"backbone_lr_scale": 0.0, "pretrained": False}]  # nothing is
 
 
 @pytest.mark.parametrize("change", JOINT_CHANGES, ids=str)
-def test_fault_7_each_joint_setting_changes_the_training(change, tmp_path):
-    base, before = train(config(JOINT), tmp_path, name="base")
+def test_fault_7_each_joint_setting_changes_the_training(change, plain, tmp_path):
+    base, before = plain["joint"]
     changed, after = train(config(JOINT, **change), tmp_path, name="changed")
     # The weights are those of the best epoch, which may be the first: the losses tell of all.
     same = torch.equal(weights(base), weights(changed)) and before["loss"].equals(after["loss"])
@@ -100,16 +108,15 @@ def test_fault_7_each_joint_setting_changes_the_training(change, tmp_path):
     ],
     ids=str,
 )
-def test_each_head_setting_changes_the_training(change, tmp_path):
-    base, _ = train(config(SMALL), tmp_path, name="base")
+def test_each_head_setting_changes_the_training(change, plain, tmp_path):
+    base, _ = plain["head"]
     changed, _ = train(config(SMALL, **change), tmp_path, name="changed")
     assert not torch.equal(weights(base), weights(changed))
 
 
-def test_same_seed_gives_the_same_weights(tmp_path):
-    first, _ = train(config(JOINT), tmp_path, name="first")
-    second, _ = train(config(JOINT), tmp_path, name="second")
-    assert torch.equal(weights(first), weights(second))
+def test_same_seed_gives_the_same_weights(plain, tmp_path):
+    again, _ = train(config(JOINT), tmp_path)
+    assert torch.equal(weights(plain["joint"][0]), weights(again))
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_fault_15_the_new_stem_is_not_called_pretrained(weights_at_hand):
     roles = embedder.parameter_roles()
     pretrained_ids = {id(p) for p in roles["pretrained"]}
     assert embedder.pretrained_used
-    assert embedder.new_stem_parameters() == [embedder.backbone.conv1.weight]
+    assert embedder._new_stem == [embedder.backbone.conv1.weight]
     assert id(embedder.backbone.conv1.weight) not in pretrained_ids
     assert id(embedder.backbone.layer1[0].conv1.weight) in pretrained_ids
     assert embedder.backbone.layer1[0].conv1.weight.unique().item() == pytest.approx(0.01)
@@ -216,7 +216,7 @@ def test_fault_15_the_new_stem_is_not_called_pretrained(weights_at_hand):
 
 def test_large_images_keep_the_pretrained_stem(weights_at_hand):
     embedder = build("resnet18", image_splits(side=96), pretrained=True)
-    assert embedder.new_stem_parameters() == []
+    assert embedder._new_stem == []
     assert embedder.backbone.conv1.weight.unique().item() == pytest.approx(0.01)
 
 
