@@ -16,6 +16,7 @@ from attnknn.config import EmbedderConfig
 from attnknn.data.splits import InputSpec, Split
 from attnknn.embed import loop
 from attnknn.embed.networks import build_embedder
+from attnknn.embed.parallel import ALONE, Group
 from attnknn.files import DamagedError, OutdatedError
 from tests.tiny import tiny_splits
 
@@ -292,3 +293,31 @@ def test_the_backbone_keeps_out_of_half_precision():
 def afmp_embedder(height: int, width: int):
     config = EmbedderConfig(backbone="afmp", projection="none")
     return build_embedder(config, InputSpec("image", (1, height, width), (0.5,), (0.5,)))
+
+
+def test_the_gradients_of_shares_add_up_to_that_of_the_batch():
+    """What sparsity adds is a mean over a share's images: shares of 4 and 7 weigh by their size."""
+    recipe = Recipe(epochs=1, batch_size=11, augment=())
+    training = AFMPTraining(
+        Setting("a", replace(MODEL, sparse_weight=3.0)), tiny_splits(), recipe, seed=0
+    )
+    ids = torch.arange(11)
+    everyone = training.forward(training.load(ids)[0])[0].detach()
+
+    class Pretended(Group):
+        def share(self, n_rows):
+            return slice(0, 4) if self.rank == 0 else slice(4, n_rows)
+
+        def _gathered(self, own, n_rows):
+            return everyone
+
+        def combine(self, added, averaged):
+            pass
+
+    def slope(group):
+        training.group, training.optimiser.step = group, lambda: None
+        training._train_step(ids)
+        return torch.cat([p.grad.flatten() for p in training.model.parameters()])
+
+    parts = slope(Pretended(0, 2)) + slope(Pretended(1, 2))
+    torch.testing.assert_close(parts, slope(ALONE), rtol=1e-4, atol=1e-6)
