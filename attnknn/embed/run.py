@@ -325,7 +325,8 @@ def _load_in_turn(config: RunConfig, folder: Path, group: Group) -> Splits:
         return load_data(config)
     _say_unused(config)
     splits = load_data(config)
-    check_data(folder, config.data.dataset, splits)
+    rows = {"source": splits.source, "fingerprint": splits.fingerprint}
+    check_data(folder, config.data.dataset, rows)
     _say_lowered(config, len(splits.train))
     group.from_first()
     return splits

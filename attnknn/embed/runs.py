@@ -218,27 +218,25 @@ def claim(folder: Path, config: RunConfig) -> None:
         )
 
 
-def check_data(
-    folder: Path, dataset: str, splits: "attnknn.data.splits.Splits | None" = None
-) -> None:
+def check_data(folder: Path, dataset: str, found: dict[str, str] | None = None) -> None:
     """Note which rows and version a folder is made from, or refuse to go on with others.
 
     Args:
         folder: The run's.
         dataset: A known name, or the path of own files.
-        splits: The rows; None for a finished folder, whose own files alone are looked at.
+        found: Source and fingerprint of the rows; None for a finished folder, whose own files alone
+            are looked at.
     """
     path = folder / "data.json"
-    if not path.exists() and splits is not None:
-        facts = {"source": splits.source, "fingerprint": splits.fingerprint}
-        facts |= {"own_files": own_files_stamp(dataset), "method_version": METHOD_VERSION}
-        write_json(path, facts)
+    if not path.exists() and found is not None:
+        facts = {"own_files": own_files_stamp(dataset), "method_version": METHOD_VERSION}
+        write_json(path, found | facts)
         return
     facts = read_json(path) if path.exists() else {}
     check_version(facts.get("method_version"), METHOD_VERSION, folder=folder)
-    if splits is not None and facts["fingerprint"] != splits.fingerprint:
+    if found is not None and facts["fingerprint"] != found["fingerprint"]:
         raise ConfigError(f"{folder} was begun with other rows of {dataset}; use another folder")
-    if splits is None and facts["own_files"] != own_files_stamp(dataset):
+    if found is None and facts["own_files"] != own_files_stamp(dataset):
         raise ConfigError(
             f"{dataset} has changed since {folder} was made from it; use another folder"
         )
