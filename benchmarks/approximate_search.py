@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from attnknn.core.bank import MemoryBank
 from benchmarks.sizes import Sizes, clustered_rows
@@ -25,7 +26,7 @@ def measure(sizes: Sizes, curves: dict[str, Any]) -> list[Ratio | Missing]:
     }
     chosen = {}
     for name, bank in banks.items():
-        curve = bank.autotune(held_out, recall=RECALL, k=sizes.k)
+        curve = pd.DataFrame(bank.autotune(held_out, recall=RECALL, k=sizes.k))
         curves[name] = curve.round(5).to_dict(orient="records")
         chosen[name] = curve[curve["chosen"]].iloc[0]
     actions = {

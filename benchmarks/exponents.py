@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from attnknn.config import AttentionConfig, FittingConfig
@@ -78,7 +79,7 @@ def tuned_bank(index: str, n_rows: int) -> tuple[MemoryBank, dict[str, Any]]:
     start = time.perf_counter()
     bank = MemoryBank(rows, np.arange(n_rows) % 10, n_classes=10, index=index)
     built = time.perf_counter() - start
-    curve = bank.autotune(held_out, recall=RECALL, k=K)
+    curve = pd.DataFrame(bank.autotune(held_out, recall=RECALL, k=K))
     return bank, {
         "n_rows": n_rows,
         "build_seconds": built,

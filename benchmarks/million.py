@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm import tqdm
 
-from attnknn.core.bank import RowBank
 from attnknn.core.index import build_index
+from attnknn.core.search import RowBank
 from attnknn.files import provenance, read_json, write_json
 from benchmarks.environment import set_aside
 from benchmarks.sizes import clustered_rows, clusters_of
@@ -54,9 +55,9 @@ def measure(
     """Return build seconds, memory, tuned settings, recall and speed of one index."""
     kept = rows if name == "disk" else np.array(rows)
     start, before = time.perf_counter(), resident()
-    bank = RowBank(kept, index=name)
+    bank = RowBank.over(kept, index=name)
     built = {"build_seconds": time.perf_counter() - start, "index_bytes": resident() - before}
-    curve = bank.autotune(held_out, recall=RECALL, k=K)
+    curve = pd.DataFrame(bank.autotune(held_out, recall=RECALL, k=K))
     probes = torch.from_numpy(queries)
     times = []
     for _ in range(3):
@@ -66,7 +67,7 @@ def measure(
     true = bank.nearest_rows(probes, K, index=build_index("exact", bank.rows.numpy()))[1]
     hits = (ids[:, :, None] == true[:, None]).any(dim=2).float().mean()
     settings = dict(bank.index_settings)
-    on_disk = bank._index.file.totsize if name == "disk" else 0
+    on_disk = bank.index.file.totsize if name == "disk" else 0
     bank.close()
     return built | {
         "disk_bytes": int(on_disk),

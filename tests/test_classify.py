@@ -162,13 +162,13 @@ def test_fault_3_a_calibrated_floor_takes_the_place_of_the_common_one(circle, ea
 
 def test_fault_10_one_search_serves_every_k_and_wrapper(bank, blobs, methods, monkeypatch):
     _ = bank.own_neighbours  # the bank's own neighbours are searched once for all queries to come
-    calls, search = [], bank._index.search
+    calls, search = [], bank.index.search
 
     def counted(queries, k):
         calls.append((len(queries), k))
         return search(queries, k)
 
-    monkeypatch.setattr(bank._index, "search", counted)
+    monkeypatch.setattr(bank.index, "search", counted)
     found = bank.search(blobs.queries, 53)
     for method in methods.values():
         predict(method, found)

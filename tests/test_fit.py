@@ -153,7 +153,7 @@ def test_a_search_that_is_done_is_not_done_again(held_out, monkeypatch):
     bank = held_out.bank()
     neighbours, _ = bank.search(held_out.queries, 13), bank.own_neighbours
     whole = fitted(held_out)
-    monkeypatch.setattr(bank._index, "search", None)
+    monkeypatch.setattr(bank.index, "search", None)
     again = fit_on_neighbours(
         bank, neighbours, held_out.query_labels, attention=DEFAULT, fitting=QUICK
     )

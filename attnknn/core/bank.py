@@ -1,369 +1,88 @@
 """Memory bank: rows and labels in, the K nearest neighbours of a query out.
 
+What a bank holds never changes in place. ``add``, ``remove``, ``relabel`` and the like make the
+next content and put it in the place of the last with one assignment: whoever searches meanwhile
+sees all of the one or all of the other, and a search answers from the content it was made on.
+
+A saved bank is one safetensors file. Beside the tensors it holds its version, the bank's settings
+and a SHA-256 of each of them: a byte that has changed is an error at load, and no wrong vote later.
+
 Axes: B queries, K neighbours of each, D embedding width, C classes, N memory rows.
 """
 
+import copy
+import hashlib
 import json
-import os
-import tempfile
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
-from attnknn.checks import check_count, check_finite, check_labels
-from attnknn.core.approximate import tune_index
-from attnknn.core.exact import Index, cosines_of_ids
-from attnknn.core.index import build_index
+from attnknn.checks import check_count, check_labels
+from attnknn.core.index import Index
 from attnknn.core.neighbours import LabelView, Neighbours
+from attnknn.core.search import ROW_BLOCK, RowBank, unit_rows
 from attnknn.files import write_atomic
 
-# ---- Bank files: rows that may be larger than memory, checked, copied and saved block by block.
-#
-# Axes: D embedding width, N rows.
-
-ROW_BLOCK = 65_536  # rows that are in memory at once
-UNIT_TOLERANCE = 1e-3
+FILE_VERSION = 2  # version 1 had neither a version nor sums
 _TYPES = {torch.float32: "F32", torch.int64: "I64"}
 _HEADER_KEY = "memory_bank"
 
 
-def unit_rows(name: str, rows: np.ndarray, dim: int) -> Float[Tensor, "N D"]:
-    """Return float32 rows after checking width, finiteness and unit length.
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a memory bank holds at one moment; a change makes another one.
 
-    A memory-mapped file of float32 rows is not read into memory.
-    """
-    if rows.ndim != 2 or rows.shape[1] != dim:
-        raise ValueError(f"{name} must have shape (rows, {dim}), got shape {rows.shape}")
-    mapped = isinstance(rows, np.memmap) and rows.dtype == np.float32 and rows.flags.c_contiguous
-    if not mapped:  # writable, because torch warns of tensors over memory that is not
-        rows = np.require(rows, dtype=np.float32, requirements="CW")
-    for start in range(0, len(rows), ROW_BLOCK):
-        _check_unit(name, rows[start : start + ROW_BLOCK])
-    with warnings.catch_warnings():  # a bank never writes to its rows
-        warnings.filterwarnings("ignore", message=".*not writable")
-        return torch.from_numpy(rows)
-
-
-def _check_unit(name: str, rows: Float[np.ndarray, "N D"]) -> None:
-    lengths = np.sqrt(np.einsum("nd,nd->n", rows, rows))
-    if not np.isfinite(lengths).all():
-        check_finite(name, rows)
-    if np.abs(lengths - 1).max() > UNIT_TOLERANCE:
-        worst = float(lengths[np.abs(lengths - 1).argmax()])
-        raise ValueError(f"{name} must have unit length, got a row of length {worst:.4g}")
-
-
-def mapped_copy(
-    blocks: Iterable[Float[Tensor, "_ D"]], n_rows: int, dim: int, folder: Path | None
-) -> Float[Tensor, "N D"]:
-    """Write blocks of rows to a file that lives as long as the tensor, and return them mapped."""
-    if folder is not None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix="attnknn-rows-", suffix=".npy", dir=folder)
-    os.close(handle)
-    try:
-        mapped = np.lib.format.open_memmap(name, mode="w+", dtype=np.float32, shape=(n_rows, dim))
-        place = 0
-        for block in blocks:
-            mapped[place : place + len(block)] = block.numpy()
-            place += len(block)
-    finally:
-        if os.name == "posix":  # the mapping keeps the content; nothing is left to clean up
-            Path(name).unlink()
-    return torch.from_numpy(mapped)
-
-
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Path:
-    """Write one safetensors file, atomically, without a second copy of it in memory."""
-    header: dict[str, Any] = {"__metadata__": {_HEADER_KEY: json.dumps(settings)}}
-    end = 0
-    for name, tensor in tensors.items():
-        start, end = end, end + tensor.numel() * tensor.element_size()
-        kind, shape = _TYPES[tensor.dtype], list(tensor.shape)
-        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # the format asks for data that begins at a multiple of 8
-
-    def write(handle: IO[bytes]) -> None:
-        handle.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            for block in tensor.split(ROW_BLOCK):
-                handle.write(np.ascontiguousarray(block.numpy()).data)
-
-    return write_atomic(path, write)
-
-
-def load_arrays(path: Path, *, on_disk: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return arrays and settings of a file that ``save_tensors`` wrote.
-
-    Args:
-        path: The file.
-        on_disk: Leave the rows in the file, memory-mapped.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="np") as handle:
-            settings = json.loads((handle.metadata() or {}).get(_HEADER_KEY, "null"))
-            if settings is None:
-                raise ValueError(f"path must be a saved memory bank, got path={str(path)!r}")
-            names = [name for name in handle.keys() if not (on_disk and name == "rows")]
-            arrays = {name: handle.get_tensor(name) for name in names}
-    except SafetensorError as error:
-        raise ValueError(
-            f"path must be a whole file of a saved memory bank, got path={str(path)!r} ({error})"
-        ) from None
-    return (arrays | {"rows": _mapped_rows(path)} if on_disk else arrays), settings
-
-
-def _mapped_rows(path: Path) -> np.memmap:
-    with Path(path).open("rb") as handle:
-        length = int.from_bytes(handle.read(8), "little")
-        entry = json.loads(handle.read(length))["rows"]
-    offset = 8 + length + entry["data_offsets"][0]
-    return np.memmap(path, dtype=np.float32, mode="r", offset=offset, shape=tuple(entry["shape"]))
-
-
-# ---- Row bank: unit rows in memory or in a file, their index, and the search for the nearest.
-#
-# Axes: B queries, K neighbours of each, D embedding width, N rows.
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-SEARCH_BLOCK = 16_384  # queries searched at once: bounds the candidates that are ranked
-STRAGGLERS = 0.01  # share of queries that may need an exact search after an approximate one
-MANY_BLOCKS = 8  # from here on a progress bar is shown
-
-
-class RowBank:
-    """Unit rows that can be searched, grown and cut; the part of a memory bank without labels.
-
-    Args:
-        rows: Unit-length embeddings.
-        index: Name of the index.
-        index_settings: Depth of an approximate search.
-        folder: Where files of a bank on disk go; None takes the system's temporary folder.
-        uri: Server, or file of the embedded version, of a ``milvus`` index.
-        collection: Name of a ``milvus`` collection that is to outlive this process.
+    Attributes:
+        bank: The rows and their index; contents that differ in labels alone share it.
+        labels: Class of each row.
+        n_classes: C.
+        weights: How much each row counts; None counts all alike.
     """
 
-    def __init__(
-        self,
-        rows: Float[np.ndarray, "N D"],
-        *,
-        index: str = "auto",
-        index_settings: Mapping[str, int] | None = None,
-        folder: Path | None = None,
-        uri: str | None = None,
-        collection: str | None = None,
-    ) -> None:
-        if len(rows) == 0:
-            raise ValueError("rows must hold at least one memory row, got an empty bank")
-        self.index_name, self.index_settings = index, dict(index_settings or {})
-        self.on_disk, self.folder = isinstance(rows, np.memmap), folder
-        self._milvus = {"uri": uri, "collection": collection}
-        self.rows = unit_rows("rows", rows, rows.shape[-1])
-        self._index = self._built_index(self.index_settings)
-        self._shares_index = False
+    bank: RowBank
+    labels: Int[Tensor, " N"]
+    n_classes: int
+    weights: Float[Tensor, " N"] | None = None
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @cached_property
+    def view(self) -> LabelView:
+        """What the labels say about the rows: made once, for all searches of this content."""
+        return self.view_of(self.labels)
 
-    @property
-    def dim(self) -> int:
-        """Embedding width."""
-        return self.rows.shape[1]
-
-    def nearest_rows(
-        self,
-        queries: Float[Tensor, "B D"],
-        k: int,
-        own: Int[Tensor, " B"] | None = None,
-        *,
-        index: Index | None = None,
-    ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-        """Return cosines, largest first, and ids of the k nearest rows.
-
-        Args:
-            queries: Unit-length queries; what is held at once does not grow with their number.
-            k: Neighbours to return.
-            own: The row of each query that must not be returned.
-            index: Search this one instead of the bank's own.
-        """
-        available = len(self) - (own is not None)
-        if check_count("k", k) > available:
-            left = " that are left" if own is not None else ""
-            raise ValueError(f"k must be at most the {available} memory rows{left}, got k={k}")
-        starts = range(0, max(len(queries), 1), SEARCH_BLOCK)
-        blocks = []
-        for start in tqdm(starts, desc="search", disable=len(starts) < MANY_BLOCKS, leave=False):
-            part = slice(start, start + SEARCH_BLOCK)
-            excluded = None if own is None else own[part]
-            blocks.append(self._search_block(index or self._index, queries[part], k, excluded))
-        scores, ids = zip(*blocks, strict=True)
-        return torch.cat(scores), torch.cat(ids)
-
-    def _search_block(
-        self, index: Index, queries: Float[Tensor, "B D"], k: int, own: Int[Tensor, " B"] | None
-    ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-        # NOTE: leakage guard. One spare neighbour is asked for, and the query's own row dropped.
-        wanted = k + (own is not None)
-        found = index.search(queries.numpy(), min(wanted * index.k_factor, len(self)))
-        scores, ids = map(torch.from_numpy, found)
-        if not index.exact_scores:
-            scores, ids = cosines_of_ids(queries, self.rows, ids, wanted)
-        # An approximate index may find fewer rows than asked; id -1 would read the last label.
-        short = (ids < 0).any(dim=1)
-        if short.any():
-            self._complete(scores, ids, queries, short)
-        return (scores, ids) if own is None else _drop_own(scores, ids, own, k)
-
-    def _complete(
-        self,
-        scores: Float[Tensor, "B K"],
-        ids: Int[Tensor, "B K"],
-        queries: Float[Tensor, "B D"],
-        short: Bool[Tensor, " B"],
-    ) -> None:
-        """Answer the few queries that found too little by an exact search; many are an error."""
-        if short.sum() > max(1, STRAGGLERS * len(queries)):
-            raise TooShallowError(
-                f"k must be within reach of the {self.index_name!r} index, which found fewer than "
-                f"{ids.shape[1]} rows for {int(short.sum())} of {len(queries)} queries; "
-                "lower k or search deeper"
-            )
-        exact = build_index("exact", self.rows.numpy())
-        found = exact.search(queries[short].numpy(), ids.shape[1])
-        scores[short], ids[short] = map(torch.from_numpy, found)
-
-    def autotune(
-        self,
-        queries: Float[np.ndarray, "B D"] | None = None,
-        *,
-        recall: float = 0.99,
-        k: int = 50,
-        n_queries: int = 1000,
-        seed: int = 0,
-    ) -> "pd.DataFrame":
-        """Search as shallowly, and so as fast, as the asked recall allows.
-
-        Args:
-            queries: Held-out unit-length queries, like those to come. None takes memory rows, each
-                left out of its own search; a graph finds rows it holds a little more easily.
-            recall: Share of the k true neighbours that must be found, as a lower 95 % bound.
-            k: Neighbours that will be asked for.
-            n_queries: How many queries to measure on.
-            seed: Decides which.
-
-        Returns:
-            What was measured, one row a setting; ``chosen`` marks the one now in force.
-        """
-        pool = self.rows.numpy() if queries is None else queries
-        order = np.random.default_rng(seed).permutation(len(pool))
-        picked = order[: check_count("n_queries", n_queries)]
-        probes = unit_rows("queries", pool[picked], self.dim)
-        own = torch.from_numpy(picked) if queries is None else None
-        k = min(k, len(self) - (own is not None))
-        exact = build_index("exact", self.rows.numpy())
-        true_ids = self.nearest_rows(probes, k, own, index=exact)[1].numpy()
-        table = tune_index(
-            self._index, lambda: self._tried(probes, k, own), true_ids, recall=recall
-        )
-        self.index_settings = dict(self._index.settings)
-        if not table["reached"].any():
-            warnings.warn(
-                f"recall={recall} is out of reach of the {self._index.name!r} index: "
-                f"{table['recall_low'].max():.4f} is the best lower bound it gets",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return table
-
-    def _tried(
-        self, queries: Float[Tensor, "B D"], k: int, own: Int[Tensor, " B"] | None
-    ) -> Int[np.ndarray, "B K"]:
-        """Return the ids found; none where the search is too shallow for k."""
-        try:
-            return self.nearest_rows(queries, k, own)[1].numpy()
-        except TooShallowError:
-            return np.full((len(queries), k), -1)
-
-    def close(self) -> None:
-        """Give back what the index holds outside this process; the bank is then of no more use.
-
-        That is the file of a ``disk`` index, or a ``milvus`` collection without a name.
-        """
-        self._index.close()
-
-    def _with_rows(self, rows: Float[Tensor, "M D"]) -> Float[Tensor, "_ D"]:
-        """Return the bank's rows with others behind them, stored but not yet the bank's."""
-        return self._stored([*self.rows.split(ROW_BLOCK), rows], len(self) + len(rows))
-
-    def _only_rows(self, keep: Bool[Tensor, " N"]) -> Float[Tensor, "_ D"]:
-        """Return some of the bank's rows, stored but not yet the bank's."""
-        pairs = zip(self.rows.split(ROW_BLOCK), keep.split(ROW_BLOCK), strict=True)
-        return self._stored((rows[here] for rows, here in pairs), int(keep.sum()))
-
-    def _stored(self, blocks: Iterable[Float[Tensor, "_ D"]], n_rows: int) -> Float[Tensor, "M D"]:
-        """Return rows where the bank keeps them: in memory, or in a file."""
-        if self.on_disk:
-            return mapped_copy(blocks, n_rows, self.dim, self.folder)
-        return torch.cat(list(blocks))
-
-    def _built_index(self, settings: Mapping[str, int]) -> Index:
-        return build_index(
-            self.index_name,
-            self.rows.numpy(),
-            settings=settings,
-            on_disk=self.on_disk,
-            folder=self.folder,
-            **self._milvus,
+    def view_of(self, labels: Int[Tensor, " N"]) -> LabelView:
+        """Return trust, histograms and prototypes as if the rows had other labels."""
+        bank = self.bank  # not self, which holds a view: rows would wait for the collector to go
+        return LabelView(
+            bank.rows,
+            labels,
+            lambda: bank.own_neighbours,
+            n_classes=self.n_classes,
+            weights=self.weights,
         )
 
-    def _extend_index(self) -> None:
-        """Let the index find the rows that are new."""
-        if self._shares_index:  # a twin must not find rows that it does not have
-            self._rebuild_index()
-        else:
-            self._index.extend(self.rows.numpy())
-
-    def _rebuild_index(self) -> None:
-        if self._shares_index:  # a named collection stays with the twin
-            self._milvus = self._milvus | {"collection": None}
-        else:
-            self._index.discard()
-        before, self._shares_index = self._index.name, False
-        self._index = self._built_index({})
-        # What ``auto`` builds for another number of rows may have other knobs.
-        self.index_settings = self.index_settings if self._index.name == before else {}
-        self._index.tune(self.index_settings)
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: what is derived from them is made anew."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
 
-class TooShallowError(ValueError):
-    """An approximate search found fewer rows than were asked for."""
+def _held(part: str, name: str, doc: str) -> property:
+    """Return a read-only property: an attribute of a bank's content, or of the rows in it."""
+    if part == "rows":
+        return property(lambda self: getattr(self.content.bank, name), doc=doc)
+    return property(lambda self: getattr(self.content, name), doc=doc)
 
 
-def _drop_own(
-    scores: Float[Tensor, "B K1"], ids: Int[Tensor, "B K1"], own: Int[Tensor, " B"], k: int
-) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
-    """Drop each query's own id, or the last neighbour where duplicates pushed the own id out."""
-    is_own = ids == own[:, None]
-    is_own[:, -1] |= ~is_own.any(dim=1)
-    kept = ~is_own
-    return scores[kept].view(-1, k), ids[kept].view(-1, k)
-
-
-class MemoryBank(RowBank):
+class MemoryBank:
     """Unit rows with labels that can be searched, changed and saved.
+
+    Searches may run in any number of threads, also while one thread changes the bank.
 
     Args:
         rows: Unit-length embeddings; float32 rows are not copied, so leave them as they are. A
@@ -380,7 +99,12 @@ class MemoryBank(RowBank):
         folder: Where files of a bank on disk go; None takes the system's temporary folder.
         uri: Server, or file of the embedded version, of a ``milvus`` index.
         collection: Name of a ``milvus`` collection that is to outlive this process.
+
+    Attributes:
+        content: What the bank holds now, frozen.
     """
+
+    content: Content
 
     def __init__(
         self,
@@ -396,18 +120,35 @@ class MemoryBank(RowBank):
         uri: str | None = None,
         collection: str | None = None,
     ) -> None:
-        self.n_classes = check_count("n_classes", n_classes, low=2)
-        self.trust_neighbours = check_count("trust_neighbours", trust_neighbours)
-        self.labels = self._checked_labels(labels, len(rows))
-        self.weights = None if weights is None else _checked_weights(weights, len(rows))
-        super().__init__(
-            rows,
-            index=index,
-            index_settings=index_settings,
-            folder=folder,
-            uri=uri,
-            collection=collection,
+        check_count("n_classes", n_classes, low=2)
+        check_count("trust_neighbours", trust_neighbours)
+        checked = _checked_codes("labels", labels, len(rows), n_classes)
+        weighed = None if weights is None else _checked_weights(weights, len(rows))
+        where = {"folder": folder, "uri": uri, "collection": collection}
+        options = {"trust_neighbours": trust_neighbours, "index_settings": index_settings, **where}
+        self.content = Content(
+            RowBank.over(rows, index=index, **options), checked, n_classes, weighed
         )
+
+    rows = _held("rows", "rows", "Unit-length embeddings, (N, D).")
+    dim = _held("rows", "dim", "Embedding width D.")
+    index = _held("rows", "index", "What finds the rows.")
+    index_name = _held("rows", "index_name", "What index was asked for.")
+    on_disk = _held("rows", "on_disk", "Whether the rows are a memory-mapped file.")
+    trust_neighbours = _held("rows", "trust_neighbours", "Neighbours that judge a row's label.")
+    own_neighbours = _held("rows", "own_neighbours", "Leave-one-out neighbours of every row.")
+    labels = _held("content", "labels", "Class of each row, (N,).")
+    n_classes = _held("content", "n_classes", "Number of classes, absent ones included.")
+    weights = _held("content", "weights", "How much each row counts; None counts all alike.")
+    view = _held("content", "view", "What the bank's own labels say about its rows.")
+
+    @property
+    def index_settings(self) -> dict[str, int]:
+        """Depth of an approximate search, as it is in force."""
+        return dict(self.index.settings)
+
+    def __len__(self) -> int:
+        return len(self.rows)
 
     def search(
         self,
@@ -424,45 +165,41 @@ class MemoryBank(RowBank):
             exclude_ids: The bank row of each query that must not be returned: a row that finds
                 itself votes with the very label that is to be predicted.
         """
-        checked = unit_rows("queries", queries, self.dim)
-        own = None if exclude_ids is None else self._checked_own(exclude_ids, len(queries))
-        scores, ids = self.nearest_rows(checked, k, own)
-        return Neighbours(checked, scores, ids, self.view, None if own is None else own[:, None])
+        content = self.content  # once: it may be replaced meanwhile
+        checked = unit_rows("queries", queries, content.bank.dim)
+        own = None
+        if exclude_ids is not None:
+            if len(exclude_ids) != len(queries):
+                raise ValueError(
+                    f"exclude_ids must have one row id per query ({len(queries)}), "
+                    f"got {len(exclude_ids)}"
+                )
+            own = _checked_ids("exclude_ids", exclude_ids, content)
+        scores, ids = content.bank.nearest_rows(checked, k, own)
+        return Neighbours(checked, scores, ids, content.view, None if own is None else own[:, None])
 
-    @cached_property
-    def own_neighbours(self) -> Int[Tensor, "N T"]:
-        """Leave-one-out neighbours of every row, the ones that judge its label."""
-        if len(self) < 2:  # nobody to ask: the only row is taken at its word
-            return torch.zeros(len(self), 1, dtype=torch.int64)
-        k = min(self.trust_neighbours, len(self) - 1)
-        return self.nearest_rows(self.rows, k, torch.arange(len(self)))[1]
-
-    @cached_property
-    def view(self) -> LabelView:
-        """What the bank's own labels say about its rows."""
-        return self.view_of(self.labels)
+    def nearest_rows(
+        self,
+        queries: Float[Tensor, "B D"],
+        k: int,
+        own: Int[Tensor, " B"] | None = None,
+        *,
+        index: Index | None = None,
+    ) -> tuple[Float[Tensor, "B K"], Int[Tensor, "B K"]]:
+        """Return cosines, largest first, and ids of the k nearest rows; see ``RowBank``."""
+        return self.content.bank.nearest_rows(queries, k, own, index=index)
 
     def view_of(self, labels: Int[Tensor, " N"]) -> LabelView:
         """Return trust, histograms and prototypes as if the bank had other labels."""
-        made_for = self.rows
-
-        def own_neighbours() -> Int[Tensor, "N T"]:
-            if self.rows is not made_for:
-                raise RuntimeError("the bank has changed since this search: search again")
-            return self.own_neighbours
-
-        return LabelView(
-            self.rows, labels, own_neighbours, n_classes=self.n_classes, weights=self.weights
-        )
+        return self.content.view_of(labels)
 
     def relabelled(self, labels: Int[np.ndarray, " N"] | Sequence[int]) -> "MemoryBank":
         """Return a bank over the same rows, index and leave-one-out neighbours, other labels."""
-        checked = self._checked_labels(labels, len(self))
-        _ = self.own_neighbours  # searched at most once for any number of twins
-        self._shares_index = True
-        twin = object.__new__(MemoryBank)
-        twin.__dict__ = {name: value for name, value in vars(self).items() if name != "view"}
-        twin.labels = checked
+        content = self.content
+        checked = _checked_codes("labels", labels, len(content.labels), content.n_classes)
+        content.bank.index.share()
+        twin = copy.copy(self)
+        twin.content = replace(content, labels=checked)
         return twin
 
     def add(
@@ -473,28 +210,27 @@ class MemoryBank(RowBank):
         weights: Float[np.ndarray, " N"] | None = None,
     ) -> None:
         """Append rows; their ids continue the count, and without ``weights`` each counts 1."""
-        new, added = unit_rows("rows", rows, self.dim), self._checked_labels(labels, len(rows))
-        both = self.weights
-        if weights is not None or self.weights is not None:
-            old = torch.ones(len(self)) if self.weights is None else self.weights
-            weights = np.ones(len(rows)) if weights is None else weights
-            both = torch.cat([old, _checked_weights(weights, len(rows))])
-        # Whatever may fail, a full disk for one, comes before the first change.
-        self.rows, self.weights = self._with_rows(new), both
-        self.labels = torch.cat([self.labels, added])
-        self._forget_derived()
-        self._extend_index()
+        old = self.content
+        new = unit_rows("rows", rows, old.bank.dim)
+        added = _checked_codes("labels", labels, len(rows), old.n_classes)
+        both = old.weights
+        if weights is not None or both is not None:
+            before = torch.ones(len(old.labels)) if both is None else both
+            after = np.ones(len(rows)) if weights is None else weights
+            both = torch.cat([before, _checked_weights(after, len(rows))])
+        every = torch.cat([old.labels, added])
+        self.content = replace(old, bank=old.bank.grown(new), labels=every, weights=both)
 
     def remove(self, ids: Int[np.ndarray, " M"] | Sequence[int]) -> None:
         """Delete rows; the rows behind them move up. The index is built anew."""
-        keep = torch.ones(len(self), dtype=torch.bool)
-        keep[self._checked_ids(ids)] = False
+        old = self.content
+        keep = torch.ones(len(old.labels), dtype=torch.bool)
+        keep[_checked_ids("ids", ids, old)] = False
         if not keep.any():
             raise ValueError("ids must leave at least one memory row, got all of them")
-        self.rows, self.labels = self._only_rows(keep), self.labels[keep]
-        self.weights = None if self.weights is None else self.weights[keep]
-        self._forget_derived()
-        self._rebuild_index()
+        weights = None if old.weights is None else old.weights[keep]
+        kept = {"labels": old.labels[keep], "weights": weights}
+        self.content = replace(old, bank=old.bank.cut(keep), **kept)
 
     def relabel(
         self,
@@ -502,34 +238,66 @@ class MemoryBank(RowBank):
         labels: Int[np.ndarray, " M"] | Sequence[int],
     ) -> None:
         """Give rows other labels; the neighbours of the rows stay valid."""
-        changed = self.labels.clone()
-        changed[self._checked_ids(ids)] = self._checked_labels(labels, len(ids))
-        self.labels = changed
-        self.__dict__.pop("view", None)
+        old = self.content
+        changed = old.labels.clone()
+        codes = _checked_codes("labels", labels, len(ids), old.n_classes)
+        changed[_checked_ids("ids", ids, old)] = codes
+        self.content = replace(old, labels=changed)
 
     def rename_classes(self, codes: Int[np.ndarray, " C"], *, n_classes: int) -> None:
         """Let class c be ``codes[c]`` from now on, out of ``n_classes``: room for new classes."""
-        self.n_classes = check_count("n_classes", n_classes, low=self.n_classes)
-        self.labels = self._checked_labels(codes[self.labels.numpy()], len(self))
-        self.__dict__.pop("view", None)
+        old = self.content
+        check_count("n_classes", n_classes, low=old.n_classes)
+        renamed = codes[old.labels.numpy()]
+        labels = _checked_codes("labels", renamed, len(renamed), n_classes)
+        self.content = replace(old, labels=labels, n_classes=n_classes)
 
     def reweigh(self, weights: Float[np.ndarray, " N"] | None) -> None:
         """Let rows count differently; the neighbours of the rows stay valid."""
-        self.weights = None if weights is None else _checked_weights(weights, len(self))
-        self.__dict__.pop("view", None)
+        old = self.content
+        new = None if weights is None else _checked_weights(weights, len(old.labels))
+        self.content = replace(old, weights=new)
+
+    def autotune(
+        self,
+        queries: Float[np.ndarray, "B D"] | None = None,
+        *,
+        recall: float = 0.99,
+        k: int = 50,
+        n_queries: int = 1000,
+        seed: int = 0,
+    ) -> list[dict[str, Any]]:
+        """Search as shallowly, and so as fast, as the asked recall allows.
+
+        Args:
+            queries: Held-out unit-length queries, like those to come. None takes memory rows, each
+                left out of its own search; a graph finds rows it holds a little more easily.
+            recall: Share of the k true neighbours that must be found, as a lower 95 % bound.
+            k: Neighbours that will be asked for.
+            n_queries: How many queries to measure on.
+            seed: Decides which.
+
+        Returns:
+            What was measured, one entry a setting (a table: ``pd.DataFrame(bank.autotune())``);
+            ``chosen`` marks the one now in force, here and in banks that share the index.
+        """
+        options = {"recall": recall, "k": k, "n_queries": n_queries, "seed": seed}
+        return self.content.bank.autotune(queries, **options)
 
     def save(self, path: Path) -> Path:
         """Write the bank to one safetensors file, atomically."""
+        content, bank = self.content, self.content.bank
         settings = {
-            "n_classes": self.n_classes,
-            "index": self.index_name,
-            "trust_neighbours": self.trust_neighbours,
-            "index_settings": self.index_settings,
-            **self._milvus,
+            "n_classes": content.n_classes,
+            "index": bank.index_name,
+            "trust_neighbours": bank.trust_neighbours,
+            "index_settings": bank.index.settings,
+            "uri": bank.uri,
+            "collection": bank.index.collection,
         }
-        tensors = {"labels": self.labels, "rows": self.rows}
-        if self.weights is not None:
-            tensors["weights"] = self.weights
+        tensors = {"labels": content.labels, "rows": bank.rows}
+        if content.weights is not None:
+            tensors["weights"] = content.weights
         return save_tensors(path, tensors, settings)
 
     @classmethod
@@ -537,48 +305,32 @@ class MemoryBank(RowBank):
         """Read a bank written by ``save``; the index is built anew.
 
         Args:
-            path: The file.
+            path: The file. One with a changed byte, or of an older version, is refused.
             on_disk: Leave the rows in the file instead of reading them into memory.
             folder: Where files of a bank on disk go.
         """
         arrays, settings = load_arrays(path, on_disk=on_disk)
         return cls(**arrays, **settings, folder=folder)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy in another process needs; the index is built anew there."""
-        derived = ("_index", "view", "own_neighbours")
-        return {name: value for name, value in vars(self).items() if name not in derived}
+    def close(self) -> None:
+        """Give back what the index holds outside this process; the bank is then of no more use.
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_shares_index": False}
-        self._index = self._built_index(self.index_settings)
-
-    def _checked_labels(self, labels: np.ndarray | Sequence[int], n_rows: int) -> Int[Tensor, " M"]:
-        checked = check_labels("labels", _as_array(labels), n_rows=n_rows, n_classes=self.n_classes)
-        return torch.from_numpy(checked)
-
-    def _checked_ids(self, ids: np.ndarray | Sequence[int], name: str = "ids") -> Int[Tensor, " M"]:
-        # A row id is checked like a label: an integer, one of N. (A yes/no mask is neither.)
-        checked = check_labels(name, _as_array(ids), n_rows=len(ids), n_classes=len(self))
-        return torch.from_numpy(checked)
-
-    def _checked_own(
-        self, exclude_ids: np.ndarray | Sequence[int], n_queries: int
-    ) -> Int[Tensor, " B"]:
-        if len(exclude_ids) != n_queries:
-            raise ValueError(
-                f"exclude_ids must have one row id per query ({n_queries}), got {len(exclude_ids)}"
-            )
-        return self._checked_ids(exclude_ids, "exclude_ids")
-
-    def _forget_derived(self) -> None:
-        for name in ("own_neighbours", "view"):
-            self.__dict__.pop(name, None)
+        That is the file of a ``disk`` index, or a ``milvus`` collection without a name.
+        """
+        self.index.close()
 
 
-def _as_array(numbers: np.ndarray | Sequence[int]) -> np.ndarray:
-    """Return the numbers as an array; numpy alone would take an empty list for one of floats."""
-    return np.asarray(numbers, dtype=None if len(numbers) else np.int64)
+def _checked_codes(
+    name: str, codes: np.ndarray | Sequence[int], n_rows: int, n_codes: int
+) -> Int[Tensor, " M"]:
+    """Return integers of 0 .. n_codes - 1, one a row; numpy takes an empty list for floats."""
+    array = np.asarray(codes, dtype=None if len(codes) else np.int64)
+    return torch.from_numpy(check_labels(name, array, n_rows=n_rows, n_classes=n_codes))
+
+
+def _checked_ids(name: str, ids: np.ndarray | Sequence[int], content: Content) -> Int[Tensor, " M"]:
+    # A row id is checked like a label: an integer, one of N. (A yes/no mask is neither.)
+    return _checked_codes(name, ids, len(ids), len(content.labels))
 
 
 def _checked_weights(weights: np.ndarray, n_rows: int) -> Float[Tensor, " M"]:
@@ -590,3 +342,100 @@ def _checked_weights(weights: np.ndarray, n_rows: int) -> Float[Tensor, " M"]:
             f"got {weights=} of {weights.shape=}"
         )
     return checked
+
+
+# ---- Bank files.
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Path:
+    """Write one safetensors file, atomically, without a second copy of it in memory."""
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    facts = {"version": FILE_VERSION, "settings": settings, "sha256": _sums(arrays, settings)}
+    header: dict[str, Any] = {"__metadata__": {_HEADER_KEY: json.dumps(facts)}}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        kind, shape = _TYPES[tensor.dtype], list(tensor.shape)
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the format asks for data that begins at a multiple of 8
+
+    def write(handle: IO[bytes]) -> None:
+        handle.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays.values():
+            for block in _blocks(array):
+                handle.write(block)
+
+    return write_atomic(path, write)
+
+
+def load_arrays(path: Path, *, on_disk: bool) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return arrays and settings of a file that ``save_tensors`` wrote, after checking its sums.
+
+    Args:
+        path: The file.
+        on_disk: Leave the rows in the file, memory-mapped; they are read once, to be checked.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np") as handle:
+            facts = json.loads((handle.metadata() or {}).get(_HEADER_KEY, "null"))
+            _check_version(path, facts)
+            names = [name for name in handle.keys() if not (on_disk and name == "rows")]
+            arrays = {name: handle.get_tensor(name) for name in names}
+        if on_disk:
+            arrays["rows"] = _mapped_rows(path)
+        settings, sums = facts["settings"], facts["sha256"]
+    except (SafetensorError, UnicodeDecodeError, json.JSONDecodeError, KeyError) as error:
+        raise ValueError(
+            f"path must be a whole file of a saved memory bank, got path={str(path)!r} ({error})"
+        ) from None
+    wrong = _sums(arrays, settings).items() ^ sums.items()
+    if wrong:
+        changed = ", ".join(sorted({name for name, _ in wrong}))
+        raise ValueError(
+            f"path must be a memory bank as it was saved, got path={str(path)!r}, "
+            f"in which these have changed since: {changed}"
+        )
+    return arrays, settings
+
+
+def _check_version(path: Path, facts: Any) -> None:
+    if facts is None:
+        raise ValueError(f"path must be a saved memory bank, got path={str(path)!r}")
+    version = facts.get("version", 1)
+    if version != FILE_VERSION:
+        raise ValueError(
+            f"path must be a memory bank of file version {FILE_VERSION}, got path={str(path)!r} of "
+            f"{version=}: build the bank anew from its rows and labels"
+        )
+
+
+def _sums(arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return a SHA-256 of the settings and of each array with its type and shape."""
+    plain = json.dumps(settings, sort_keys=True).encode()
+    return {"settings": hashlib.sha256(plain).hexdigest()} | {
+        name: _sum_of(array) for name, array in arrays.items()
+    }
+
+
+def _sum_of(array: np.ndarray) -> str:
+    digest = hashlib.sha256(f"{array.dtype.str} {array.shape}".encode())
+    for block in _blocks(array):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def _blocks(array: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of an array, some rows at a time."""
+    for start in range(0, len(array), ROW_BLOCK):
+        yield np.ascontiguousarray(array[start : start + ROW_BLOCK]).data
+
+
+def _mapped_rows(path: Path) -> np.memmap:
+    with Path(path).open("rb") as handle:
+        length = int.from_bytes(handle.read(8), "little")
+        entry = json.loads(handle.read(length))["rows"]
+    offset = 8 + length + entry["data_offsets"][0]
+    return np.memmap(path, dtype=np.float32, mode="r", offset=offset, shape=tuple(entry["shape"]))

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float
 from tqdm import tqdm
 
-from attnknn.core.exact import Found, Index
+from attnknn.core.index import Found, Index
 
 GRAPH = {"M": 32, "efConstruction": 200}
 EF_LADDER = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -35,6 +35,9 @@ class MilvusAwayError(ConnectionError):
 
 class MilvusIndex(Index):
     """A Milvus collection with a graph index over unit rows.
+
+    An index that has grown shares the collection with the one it grew from, which looks past the
+    rows that are new; two banks that share one part ways when one of them grows.
 
     Args:
         rows: The rows it is made for.
@@ -58,26 +61,24 @@ class MilvusIndex(Index):
         super().__init__()
         if not uri:
             raise ValueError(f"uri must name a Milvus server or a file ending in .db, got {uri=}")
-        self.uri, self.collection = str(uri), collection or f"attnknn_{uuid.uuid4().hex}"
+        self.collection = collection
         self.knobs, self.settings = {"ef": EF_LADDER}, {"ef": EF_START}
-        self._line = _Line(self.uri, connect or _pymilvus_client)
-        self.n_rows = self._open(rows)
-        # Without a name of the user's choice nobody could find the collection again.
-        self._forget = weakref.finalize(self, lambda: None)
-        if collection is None:
-            self._forget = weakref.finalize(self, _drop, self._line, self.collection)
-        self._forget.atexit = False  # a process that ends does not wait for a server
+        self.store = _Store(_Line(str(uri), connect or _pymilvus_client), collection, rows)
+        self.n_rows = self.store.n_rows
 
     def extend(self, rows: Float[np.ndarray, "N D"]) -> None:
         """Send the rows that the collection does not have yet."""
-        step = max(1, REQUEST_BYTES // (4 * rows.shape[1]))
-        starts = range(self.n_rows, len(rows), step)
-        for start in tqdm(starts, desc="to Milvus", disable=len(starts) < MANY_BLOCKS, leave=False):
-            block = rows[start : start + step]
-            data = [{"id": start + i, "row": row} for i, row in enumerate(block)]
-            # Keys are row numbers: a block that is sent twice, after a lost answer, counts once.
-            self._line.call("upsert", self.collection, data=data)
-            self.n_rows = start + len(block)
+        self.store.send(rows)
+        self.n_rows = len(rows)
+
+    def grown(self, rows: Float[np.ndarray, "N D"]) -> Index:
+        """Return an index over more rows, in a collection of its own where two banks use this."""
+        if not self.store.is_shared and self.n_rows == self.store.n_rows:
+            return super().grown(rows)
+        twin = MilvusIndex(rows, uri=self.store.line.uri, connect=self.store.line.connect)
+        twin.tune(self.settings)
+        twin.extend(rows)
+        return twin
 
     def search(self, queries: Float[np.ndarray, "B D"], k: int) -> Found:
         """Return cosines, largest first, and row ids; id -1 where fewer than k were found."""
@@ -93,65 +94,102 @@ class MilvusIndex(Index):
 
     def _hits(self, queries: list[Float[np.ndarray, " D"]], k: int) -> Any:
         depth = max(self.settings["ef"], k)  # Milvus wants ef of at least k
-        return self._line.call(
+        return self.store.call(
             "search",
-            self.collection,
             data=queries,
             limit=k,
             anns_field="row",
             output_fields=["id"],
+            filter=f"id < {self.n_rows}" if self.n_rows < self.store.n_rows else "",
             search_params={"metric_type": "IP", "params": {"ef": depth}},
             consistency_level="Strong",
         )
 
+    def share(self) -> None:
+        """Take note that a second bank searches this index."""
+        self.store.is_shared = True
+
     def close(self) -> None:
         """Drop the collection, unless it was given a name to be kept by."""
-        self._forget()
+        self.store.forget()
 
-    def discard(self) -> None:
+    def discard(self) -> str | None:
+        """Drop the collection, but not that of a second bank; return the name that is free."""
+        if self.store.is_shared:
+            return None
+        self.store.drop()
+        return self.collection
+
+
+class _Store:
+    """A collection at a server, and how many rows it has; all indexes over it have this one.
+
+    Args:
+        line: The way to the server.
+        name: Name to be kept by; None drops the collection when no index uses it any more.
+        rows: The rows it is for; those that are there already must be the first of them.
+    """
+
+    def __init__(self, line: "_Line", name: str | None, rows: Float[np.ndarray, "N D"]) -> None:
+        self.line, self.name = line, name or f"attnknn_{uuid.uuid4().hex}"
+        self.is_shared = self.is_gone = False
+        self.n_rows = self._open(rows)
+        # Without a name of the user's choice nobody could find the collection again.
+        action = _drop if name is None else _keep
+        self.forget = weakref.finalize(self, action, line, self.name)
+        self.forget.atexit = False  # a process that ends does not wait for a server
+
+    def call(self, method: str, **options: Any) -> Any:
+        """Call a method of the client for this collection."""
+        if self.is_gone:
+            raise RuntimeError("the bank has changed since this search: search again")
+        return self.line.call(method, self.name, **options)
+
+    def send(self, rows: Float[np.ndarray, "N D"]) -> None:
+        """Send the rows that are not there yet."""
+        step = max(1, REQUEST_BYTES // (4 * rows.shape[1]))
+        starts = range(self.n_rows, len(rows), step)
+        for start in tqdm(starts, desc="to Milvus", disable=len(starts) < MANY_BLOCKS, leave=False):
+            block = rows[start : start + step]
+            data = [{"id": start + i, "row": row} for i, row in enumerate(block)]
+            # Keys are row numbers: a block that is sent twice, after a lost answer, counts once.
+            self.call("upsert", data=data)
+            self.n_rows = start + len(block)
+
+    def drop(self) -> None:
         """Drop the collection, before another is built in its place."""
-        self._forget.detach()
-        self._line.call("drop_collection", self.collection)
+        self.forget.detach()
+        self.call("drop_collection")
+        self.is_gone = True
 
     def _open(self, rows: Float[np.ndarray, "N D"]) -> int:
         """Make or find the collection; return the number of rows it has."""
-        if not self._line.call("has_collection", self.collection):
+        if not self.call("has_collection"):
             schema = _schema(rows.shape[1])
-            self._line.call(
-                "create_collection", self.collection, schema=schema, index_params=_graph()
-            )
+            self.call("create_collection", schema=schema, index_params=_graph())
             return 0
-        self._line.call("load_collection", self.collection)
-        counted = self._line.call(
-            "query",
-            self.collection,
-            filter="",
-            output_fields=["count(*)"],
-            consistency_level="Strong",
-        )
-        n_rows = int(counted[0]["count(*)"])
+        self.call("load_collection")
+        options = {"filter": "", "output_fields": ["count(*)"], "consistency_level": "Strong"}
+        n_rows = int(self.call("query", **options)[0]["count(*)"])
         if n_rows > len(rows) or not self._holds(rows[:n_rows]):
             raise ValueError(
                 "collection must be new or hold the bank's own rows, got "
-                f"collection={self.collection!r} with {n_rows} others"
+                f"collection={self.name!r} with {n_rows} others"
             )
         return n_rows
 
     def _holds(self, rows: Float[np.ndarray, "N D"]) -> bool:
         """Return whether a sample of the rows is there as it should be."""
-        ids = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(int)) if len(rows) else []
-        if not len(ids):
+        if not len(rows):
             return True
-        fields = ["id", "row"]
-        found = self._line.call(
-            "get", self.collection, ids=[int(i) for i in ids], output_fields=fields
-        )
-        there = {hit["id"]: np.asarray(hit["row"], dtype=np.float32) for hit in found}
-        return all(
-            i in there
-            and there[i].shape == rows[i].shape
-            and np.allclose(there[i], rows[i], atol=1e-6)
-            for i in ids
+        ids = np.unique(np.linspace(0, len(rows) - 1, SAMPLE).astype(int)).tolist()
+        hits = self.call("get", ids=ids, output_fields=["id", "row"])
+        there = {hit["id"]: np.asarray(hit["row"], dtype=np.float32) for hit in hits}
+        same_width = all(row.shape == rows[0].shape for row in there.values())
+        return (
+            there.keys() >= set(ids)
+            and same_width
+            and all(np.allclose(there[i], rows[i], atol=1e-6) for i in ids)
         )
 
 
@@ -162,7 +200,7 @@ class _Line:
     """
 
     def __init__(self, uri: str, connect: Callable[[str], Any]) -> None:
-        self.uri, self._connect = uri, connect
+        self.uri, self.connect = uri, connect
         self.client: Any = None
 
     def call(self, method: str, *args: Any, tries: int = TRIES, **options: Any) -> Any:
@@ -171,7 +209,7 @@ class _Line:
         for left in reversed(range(tries)):
             try:
                 if self.client is None:
-                    self.client = self._connect(self.uri)
+                    self.client = self.connect(self.uri)
                 return getattr(self.client, method)(*args, timeout=TIMEOUT, **options)
             except ImportError:
                 raise
@@ -247,6 +285,10 @@ def _drop(line: _Line, collection: str) -> None:
     """Drop a collection that nobody else can know; a server that stays away keeps it."""
     with suppress(MilvusAwayError):  # a second try is for a line that was lost since
         line.call("drop_collection", collection, tries=2)
+
+
+def _keep(line: _Line, collection: str) -> None:
+    """Leave a collection for the next process."""
 
 
 def _reason(error: Exception) -> str:

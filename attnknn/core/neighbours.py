@@ -4,7 +4,7 @@ Axes: B queries, K neighbours of each, D embedding width, C classes, N memory ro
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -29,6 +29,7 @@ class LabelView:
             because plain votes never need them and finding them is a search of its own.
         n_classes: Number of classes, absent ones included.
         weights: How much each row counts, above 0; None counts all rows alike.
+        origin: The view on the bank's own device, where this is its twin elsewhere.
     """
 
     def __init__(
@@ -39,11 +40,11 @@ class LabelView:
         *,
         n_classes: int,
         weights: Float[Tensor, " N"] | None = None,
+        origin: "LabelView | None" = None,
     ) -> None:
         self.rows, self.labels, self.n_classes, self.weights = rows, labels, n_classes, weights
-        self._own_neighbours = own_neighbours
+        self._own_neighbours, self._origin = own_neighbours, origin
         self._elsewhere: dict[str, LabelView] = {}
-        self._origin: LabelView | None = None
 
     @cached_property
     def own_neighbours(self) -> Int[Tensor, "N T"]:
@@ -150,16 +151,27 @@ class LabelView:
         """Return the view on another device; a device is moved to once, for all searches."""
         key = str(device)
         if key not in self._elsewhere:
-            twin = LabelView(
+            weights = None if self.weights is None else self.weights.to(device)
+            self._elsewhere[key] = LabelView(
                 self.rows.to(device),
                 self.labels.to(device),
                 self._own_neighbours,
                 n_classes=self.n_classes,
-                weights=None if self.weights is None else self.weights.to(device),
+                weights=weights,
+                origin=self,
             )
-            twin._origin = self
-            self._elsewhere[key] = twin
         return self._elsewhere[key]
+
+
+def _per_query(make: Callable[["Neighbours"], Tensor]) -> property:
+    """Return a property that is made once, and of which some of the queries take their share."""
+
+    def get(self: "Neighbours") -> Tensor:
+        if make.__name__ not in self.made:
+            self.made[make.__name__] = make(self)
+        return self.made[make.__name__]
+
+    return property(get, doc=make.__doc__)
 
 
 @dataclass(frozen=True)
@@ -173,6 +185,7 @@ class Neighbours:
         view: The bank's rows, and what its labels say about them.
         own_ids: Bank rows that each query is made of, where the queries are memory rows. They are
             not among the neighbours, and must not count in what is said about the neighbours.
+        made: What was looked up for all queries so far, by name; every batch takes its share.
     """
 
     queries: Float[Tensor, "B D"]
@@ -180,6 +193,7 @@ class Neighbours:
     ids: Int[Tensor, "B K"]
     view: LabelView
     own_ids: Int[Tensor, "B M"] | None = None
+    made: dict[str, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def k(self) -> int:
@@ -191,7 +205,7 @@ class Neighbours:
         """Number of classes, absent ones included."""
         return self.view.n_classes
 
-    @cached_property
+    @_per_query
     def labels(self) -> Int[Tensor, "B K"]:
         """Label of each neighbour."""
         return self.view.labels[self.ids]
@@ -201,14 +215,14 @@ class Neighbours:
         """How much each neighbour counts before anything is learned; 1 unless rows are weighted."""
         return self.view.weights_of(self.ids)
 
-    @cached_property
+    @_per_query
     def trust(self) -> Float[Tensor, "B K"]:
         """Trust of each neighbour."""
         if self.own_ids is None:
             return self.view.trust[self.ids]
         return self.histograms.gather(2, self.labels[..., None]).squeeze(2)
 
-    @cached_property
+    @_per_query
     def histograms(self) -> Float[Tensor, "B K C"]:
         """Label shares around each neighbour."""
         if self.own_ids is None:
@@ -234,7 +248,7 @@ class Neighbours:
             return self.view.posterior_of(self.prototype_cosines, scale, shift)
         return self.view.prototype_posterior(queries, scale, self.own_ids, shift)
 
-    @cached_property
+    @_per_query
     def prototype_cosines(self) -> Float[Tensor, "B C"]:
         """Cosine of each query to each class's prototype."""
         return self.view.prototype_cosines(self.queries, self.own_ids)
@@ -248,23 +262,20 @@ class Neighbours:
         """Return the first ``k`` neighbours: one search at the largest k serves every k."""
         if check_count("k", k) > self.k:
             raise ValueError(f"k must be at most the {self.k} neighbours searched, got k={k}")
-        return (
-            self if k == self.k else replace(self, scores=self.scores[:, :k], ids=self.ids[:, :k])
-        )
+        if k == self.k:
+            return self
+        return replace(self, scores=self.scores[:, :k], ids=self.ids[:, :k], made={})
 
     def of_queries(self, which: slice | Tensor) -> "Neighbours":
         """Return the neighbours of some of the queries."""
-        part = replace(
+        return replace(
             self,
             queries=self.queries[which],
             scores=self.scores[which],
             ids=self.ids[which],
             own_ids=None if self.own_ids is None else self.own_ids[which],
+            made={name: values[which] for name, values in self.made.items()},
         )
-        for name in ("labels", "trust", "histograms", "prototype_cosines"):
-            if name in vars(self):  # made for all queries: every batch takes its share
-                vars(part)[name] = vars(self)[name][which]
-        return part
 
     def to(self, device: str | torch.device) -> "Neighbours":
         """Return the neighbours on another device."""
@@ -276,4 +287,4 @@ class Neighbours:
 
     def with_view(self, view: LabelView) -> "Neighbours":
         """Return the same neighbours under other labels of the same rows."""
-        return replace(self, view=view)
+        return replace(self, view=view, made={})

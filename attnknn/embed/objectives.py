@@ -22,7 +22,7 @@ from attnknn.checks import check_count, check_one_of, check_range
 from attnknn.config import RunConfig
 from attnknn.core.attention import NeighbourAttention
 from attnknn.core.bank import MemoryBank
-from attnknn.core.exact import search_by_matmul
+from attnknn.core.index import search_by_matmul
 from attnknn.core.neighbours import Neighbours
 from attnknn.embed.networks import Embedder, build_head
 from attnknn.embed.rows import Inputs, embed, embed_with_logits

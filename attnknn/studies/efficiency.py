@@ -21,12 +21,10 @@ from torch import Tensor
 from tqdm import tqdm
 
 from attnknn.checks import check_count
-from attnknn.core.approximate import FaissIndex
-from attnknn.core.bank import RowBank
-from attnknn.core.exact import cosines_of_ids
-from attnknn.core.index import build_index
+from attnknn.core.index import FaissIndex, build_index, cosines_of_ids
 from attnknn.core.kernels import faiss, linear
 from attnknn.core.neighbours import Neighbours
+from attnknn.core.search import RowBank
 from attnknn.core.vote import Attention, Uniform, predict
 from attnknn.data.change import augment_batch
 from attnknn.embed.rows import VIEW_PAD_SHARE, VIEW_SEED, EmbeddingCache, embed, embedding_key
@@ -154,7 +152,7 @@ class IndexSearcher:
 
     @cached_property
     def _bank(self) -> RowBank:
-        return RowBank(self.rows, index="flat_ip")  # a reference to the rows, nothing is built
+        return RowBank.over(self.rows, index="flat_ip")  # a reference to the rows, nothing is built
 
     def search(self, queries: Float[np.ndarray, "B D"], k: int) -> Int[np.ndarray, "B K"]:
         """Return the ids of the k nearest rows."""

@@ -22,8 +22,7 @@ from attnknn.checks import check_count, check_range
 from attnknn.config import AttentionConfig
 from attnknn.core.attention import QueryKey, Similarity
 from attnknn.core.bank import MemoryBank
-from attnknn.core.exact import cosines_of_ids
-from attnknn.core.index import build_index
+from attnknn.core.index import build_index, cosines_of_ids
 from attnknn.core.vote import Uniform, predict
 from attnknn.embed.run import PARTS, TrainedRun
 from attnknn.evaluate.compare import compare_methods

@@ -1,10 +1,16 @@
 """Memory bank: search against brute force, leave-one-out, edits equal to a fresh bank."""
 
+import copy
+import pickle
+import threading
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from attnknn.core.bank import MemoryBank
+from attnknn.core import bank as module
+from attnknn.core.bank import MemoryBank, load_arrays, save_tensors
 
 INDEXES = ["flat_ip", "flat_l2", "hnsw", "matmul", "Flat", "IVF1,Flat"]
 K = 11
@@ -12,13 +18,13 @@ K = 11
 
 def count_searches(bank, monkeypatch) -> list[int]:
     """Return a list that grows by the k of every search of the bank's index."""
-    calls, search = [], bank._index.search
+    calls, search = [], bank.index.search
 
     def counted(queries, k):
         calls.append(k)
         return search(queries, k)
 
-    monkeypatch.setattr(bank._index, "search", counted)
+    monkeypatch.setattr(bank.index, "search", counted)
     return calls
 
 
@@ -126,7 +132,7 @@ def test_fault_11_an_id_of_minus_one_never_reads_the_last_label(make_blobs):
     # With one of 7 cells probed, an inverted file cannot find 200 of 307 rows, and says -1.
     blobs = make_blobs(n_rows=307)
     bank = blobs.bank(index="IVF7,Flat", trust_neighbours=2)
-    assert (bank._index.search(blobs.queries, 200)[1] == -1).any()
+    assert (bank.index.search(blobs.queries, 200)[1] == -1).any()
     message = r"k must be within reach of the 'IVF7,Flat' index, .* fewer than 200 rows for"
     with pytest.raises(ValueError, match=message):
         bank.search(blobs.queries, 200)
@@ -197,10 +203,10 @@ def test_relabelled_rows_equal_a_fresh_bank(blobs):
 
 def test_a_relabelled_twin_shares_the_index_and_leaves_the_original(blobs, monkeypatch):
     bank = blobs.bank()
-    view, _ = bank.view, bank.own_neighbours
+    view, _ = bank.view, bank.view.trust
     calls = count_searches(bank, monkeypatch)
     twins = [bank.relabelled((blobs.labels + shift) % 5) for shift in (1, 2, 3)]
-    assert all(twin._index is bank._index for twin in twins)
+    assert all(twin.index is bank.index for twin in twins)
     assert [twin.view.mean_trust for twin in twins] == [view.mean_trust] * 3
     assert calls == []
     assert bank.view is view
@@ -211,7 +217,7 @@ def test_twins_search_for_their_trust_only_once(blobs, monkeypatch):
     bank = blobs.bank()
     calls = count_searches(bank, monkeypatch)
     for shift in (1, 2, 3):
-        _ = bank.relabelled((blobs.labels + shift) % 5).view
+        _ = bank.relabelled((blobs.labels + shift) % 5).view.trust
     assert len(calls) == 1
 
 
@@ -239,8 +245,6 @@ def test_a_saved_bank_comes_back(blobs, tmp_path):
 
 
 def test_a_file_that_is_no_bank_is_refused(tmp_path):
-    from safetensors.torch import save_file
-
     save_file({"rows": torch.ones(2, 3)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match=r"path must be a saved memory bank, got path='.*other"):
         MemoryBank.load(tmp_path / "other.safetensors")
@@ -322,3 +326,133 @@ def test_bad_ids_are_refused(bank, blobs):
         bank.remove(np.arange(101))
     with pytest.raises(ValueError, match=r"exclude_ids must lie in 0..100, got 0..101"):
         bank.search(blobs.queries[:2], K, exclude_ids=np.array([0, 101]))
+
+
+def test_a_search_answers_from_the_bank_it_was_made_on(make_blobs):
+    blobs = make_blobs(0)
+    bank, fresh = blobs.bank(), blobs.bank().search(blobs.queries, K)
+    found = bank.search(blobs.queries, K)
+    bank.remove(np.arange(40))
+    bank.add(blobs.queries, blobs.query_labels)
+    bank.rename_classes(np.array([5, 4, 3, 2, 1]), n_classes=6)
+    for name in ("labels", "trust", "histograms", "prototype_cosines", "keys"):
+        assert torch.equal(getattr(found, name), getattr(fresh, name)), name
+
+
+def test_what_is_held_is_replaced_and_never_changed(blobs):
+    bank = blobs.bank()
+    content, rows = bank.content, bank.rows.clone()
+    bank.relabel(np.array([0]), np.array([4]))
+    bank.reweigh(np.full(101, 2.0))
+    bank.add(blobs.queries, blobs.query_labels)
+    bank.remove(np.array([7]))
+    assert bank.content is not content
+    assert torch.equal(content.bank.rows, rows) and content.weights is None
+    assert torch.equal(content.labels, torch.from_numpy(blobs.labels))
+    with pytest.raises(AttributeError):
+        content.labels = bank.labels
+    with pytest.raises(AttributeError):
+        bank.labels = content.labels
+
+
+def test_labels_and_weights_change_without_a_second_search_for_own_neighbours(blobs, monkeypatch):
+    bank = blobs.bank()
+    before = bank.view.trust
+    calls = count_searches(bank, monkeypatch)
+    assert bank.view is bank.view
+    bank.relabel(np.array([0]), np.array([(blobs.labels[0] + 1) % 5]))
+    bank.reweigh(np.linspace(1, 2, 101))
+    assert not torch.equal(bank.view.trust, before)
+    assert calls == []
+
+
+@pytest.mark.parametrize("index", ["flat_ip", "matmul", "hnsw"])
+def test_threads_that_search_meanwhile_see_a_whole_bank(blobs, index):
+    """Rows, labels and classes of a search belong together, however often the bank changes."""
+    bank, faults, done = blobs.bank(index=index), [], threading.Event()
+
+    def search():
+        while not done.is_set():
+            found = bank.search(blobs.queries, K)
+            n_rows = len(found.view.labels)
+            whole = n_rows in (101, 130) and found.ids.max() < n_rows and found.ids.min() >= 0
+            classes = found.view.n_classes == 5 and found.trust.shape == (29, K)
+            cosines = torch.einsum("bd,bkd->bk", found.queries, found.keys)
+            if not (whole and classes and torch.allclose(cosines, found.scores, atol=1e-5)):
+                faults.append(n_rows)
+
+    threads = [threading.Thread(target=search) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(25):
+        bank.add(blobs.queries, blobs.query_labels)
+        bank.remove(np.arange(101, 130))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not faults
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda bank: pickle.loads(pickle.dumps(bank))])
+def test_a_bank_in_another_process_is_the_same_and_its_own(blobs, copied):
+    bank = blobs.bank(index="hnsw", index_settings={"efSearch": 77}, weights=np.linspace(1, 2, 101))
+    _ = bank.view.trust
+    again = copied(bank)
+    same_bank(again, bank, blobs.queries)
+    assert again.index_settings == {"efSearch": 77} and torch.equal(again.weights, bank.weights)
+    again.add(blobs.queries, blobs.query_labels)
+    assert len(bank) == 101
+
+
+# ---- Bank files.
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("part", ["rows", "labels", "weights"])
+def test_a_changed_byte_is_an_error_by_the_name_of_the_part(blobs, tmp_path, part, on_disk):
+    bank = blobs.bank(weights=np.linspace(1, 2, 101))
+    path = bank.save(tmp_path / "mine.safetensors")
+    held = {"rows": bank.rows, "labels": bank.labels, "weights": bank.weights}[part]
+    whole, sought = path.read_bytes(), held[50].numpy().tobytes()
+    place = whole.index(held[48:52].numpy().tobytes()) + 2 * len(sought)
+    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    with pytest.raises(ValueError, match=rf"mine.*in which these have changed since: {part}$"):
+        MemoryBank.load(path, on_disk=on_disk)
+
+
+def test_no_byte_of_a_file_can_change_unseen(blobs, tmp_path):
+    path = blobs.bank().save(tmp_path / "mine.safetensors")
+    whole = path.read_bytes()
+    rng = np.random.default_rng(0)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for place in (*range(0, header, 5), *rng.integers(header, len(whole), 40)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 4]) + whole[place + 1 :])
+        with pytest.raises(ValueError, match=r"path must .*mine"):
+            MemoryBank.load(path)
+
+
+def test_an_older_file_is_refused_by_its_version(blobs, tmp_path):
+    tensors = {"rows": torch.from_numpy(blobs.rows), "labels": torch.from_numpy(blobs.labels)}
+    save_file(tensors, tmp_path / "old.safetensors", metadata={"memory_bank": '{"n_classes": 5}'})
+    with pytest.raises(ValueError, match=r"file version 2, got path='.*old.*version=1: build"):
+        MemoryBank.load(tmp_path / "old.safetensors")
+
+
+def test_the_file_is_what_safetensors_reads(blobs, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "ROW_BLOCK", 13)  # several blocks
+    tensors = {"labels": torch.from_numpy(blobs.labels), "rows": torch.from_numpy(blobs.rows)}
+    path = save_tensors(tmp_path / "bank.safetensors", tensors, {"n_classes": 5})
+    for name, tensor in load_file(path).items():
+        assert torch.equal(tensor, tensors[name])
+    for on_disk in (False, True):
+        arrays, settings = load_arrays(path, on_disk=on_disk)
+        assert settings == {"n_classes": 5}
+        assert isinstance(arrays["rows"], np.memmap) == on_disk
+        np.testing.assert_array_equal(arrays["rows"], blobs.rows)
+        np.testing.assert_array_equal(arrays["labels"], blobs.labels)
+
+
+def test_rows_that_are_strided_are_saved_as_they_read(blobs, tmp_path):
+    every_second = torch.from_numpy(blobs.rows)[::2]
+    path = save_tensors(tmp_path / "bank.safetensors", {"rows": every_second}, {})
+    assert torch.equal(load_file(path)["rows"], every_second)

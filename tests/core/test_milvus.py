@@ -59,10 +59,21 @@ def test_a_bank_at_milvus_is_changed_saved_and_found_again(blobs, kept, uri, tmp
     kept.relabel(np.array([5]), np.array([0]))
     path = kept.save(tmp_path / "bank.safetensors")
     again = MemoryBank.load(path)
-    assert again._index.n_rows == 127  # nothing was sent a second time
+    assert again.index.n_rows == 127  # nothing was sent a second time
     assert torch.equal(again.search(blobs.queries, K).ids, kept.search(blobs.queries, K).ids)
-    table = again.autotune(recall=0.9, k=K)
-    assert table["ef"].iloc[0] == 16
+    assert again.autotune(recall=0.9, k=K)[0]["ef"] == 16
+
+
+def test_a_search_from_before_a_change_answers_from_its_rows_or_refuses(blobs, uri):
+    bank = blobs.bank(index="milvus", uri=uri)
+    before, view = bank.index, bank.view
+    bank.add(blobs.queries, blobs.query_labels)
+    assert before.search(blobs.queries, K)[1].max() <= 100  # the collection holds 130
+    torch.testing.assert_close(view.trust, blobs.bank().view.trust)
+    bank.remove(np.array([0]))
+    with pytest.raises(RuntimeError, match="search again"):
+        before.search(blobs.queries, K)
+    bank.close()
 
 
 def test_a_collection_with_other_rows_is_refused(blobs, kept, uri):
@@ -83,11 +94,11 @@ def test_a_collection_with_other_rows_is_refused(blobs, kept, uri):
 
 def test_a_collection_without_a_name_goes_with_the_bank(blobs, uri):
     bank = blobs.bank(index="milvus", uri=uri)
-    client, name = bank._index._line.client, bank._index.collection
+    client, name = bank.index.store.line.client, bank.index.store.name
     assert client.has_collection(name)
     twin = bank.relabelled(blobs.labels)
     twin.add(blobs.queries, blobs.query_labels)  # a collection of its own from here on
-    assert twin._index.collection != name
+    assert twin.index.store.name != name
     assert bank.search(blobs.queries, 101).ids.max() == 100
     bank.close()
     assert not client.has_collection(name)
@@ -160,7 +171,7 @@ def test_a_collection_is_dropped_through_the_line_there_is(blobs, uri, search_ag
 
     index = MilvusIndex(blobs.rows, uri=uri, connect=connect)
     index.extend(blobs.rows)
-    name, witness = index.collection, milvus._pymilvus_client(uri)
+    name, witness = index.store.name, milvus._pymilvus_client(uri)
     clients[0].is_cut = True
     if search_again:  # a second client, which the one that drops must know, too
         index.search(blobs.queries, K)
@@ -173,7 +184,7 @@ def test_a_collection_is_dropped_through_the_line_there_is(blobs, uri, search_ag
 def test_a_block_that_is_sent_twice_counts_once(blobs, uri, monkeypatch):
     monkeypatch.setattr(milvus, "REQUEST_BYTES", 4 * 6 * 20)  # 20 rows a request
     index, _ = faulty_index(blobs, uri, "upsert", [None, None])
-    index.n_rows = 40
+    index.store.n_rows = 40
     index.extend(blobs.rows)
     ids = index.search(blobs.rows, 20)[1]
     assert all(len(set(row)) == 20 for row in ids.tolist())

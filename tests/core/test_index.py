@@ -4,11 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.core import approximate, exact
 from attnknn.core import index as choose
-from attnknn.core.approximate import recall_of, tune_index
-from attnknn.core.exact import cosines_of_ids, search_by_matmul
-from attnknn.core.index import auto_index, build_index
+from attnknn.core.index import auto_index, build_index, cosines_of_ids, search_by_matmul
+from attnknn.core.search import recall_of
 
 EXACT = ["auto", "exact", "flat_ip", "flat_l2", "matmul", "Flat"]
 CLOSE = ["hnsw", "HNSW16,Flat", "IVF1,Flat"]
@@ -84,8 +82,8 @@ def test_hnsw_has_the_published_settings(blobs):
 def test_the_tiles_of_the_matrix_product_do_not_matter(blobs, monkeypatch, tile):
     queries, rows = torch.from_numpy(blobs.queries), torch.from_numpy(blobs.rows)
     scores, ids = search_by_matmul(queries, rows, K)
-    monkeypatch.setattr(exact, "QUERY_TILE", tile[0])
-    monkeypatch.setattr(exact, "ROW_TILE", tile[1])
+    monkeypatch.setattr(choose, "QUERY_TILE", tile[0])
+    monkeypatch.setattr(choose, "ROW_TILE", tile[1])
     tiled_scores, tiled_ids = search_by_matmul(queries, rows, K)
     assert torch.equal(ids, tiled_ids)
     torch.testing.assert_close(scores, tiled_scores)
@@ -93,7 +91,7 @@ def test_the_tiles_of_the_matrix_product_do_not_matter(blobs, monkeypatch, tile)
 
 @pytest.mark.parametrize("block", [1, 5, 1000])
 def test_cosines_of_found_rows_are_put_in_order_and_cut(blobs, monkeypatch, block):
-    monkeypatch.setattr(exact, "RERANK_BLOCK", block)
+    monkeypatch.setattr(choose, "RERANK_BLOCK", block)
     queries, rows = torch.from_numpy(blobs.queries), torch.from_numpy(blobs.rows)
     scores, ids = search_by_matmul(queries, rows, K)
     mixed = ids[:, torch.randperm(K, generator=torch.Generator().manual_seed(3))]
@@ -167,10 +165,10 @@ def test_lists_on_disk_grow(many):
 
 
 def test_the_number_of_lists_is_near_four_roots():
-    assert approximate.n_cells(1_000_000) == 4096
-    assert approximate.n_cells(100_000) == 1024
-    assert approximate.n_cells(101) == 2  # never fewer than 39 rows a list
-    assert approximate.n_cells(3) == 1
+    assert choose.n_cells(1_000_000) == 4096
+    assert choose.n_cells(100_000) == 1024
+    assert choose.n_cells(101) == 2  # never fewer than 39 rows a list
+    assert choose.n_cells(3) == 1
 
 
 @pytest.mark.parametrize(
@@ -199,74 +197,32 @@ def test_settings_reach_the_index(make_blobs):
     hnsw = build_index("hnsw", rows, settings={"efSearch": 99})
     assert hnsw.index.hnsw.efSearch == 99
     lists = build_index("PCA4,IVF3,Flat", rows, settings={"nprobe": 3, "k_factor": 2})
-    assert approximate.inverted_lists(lists.index).nprobe == 3
+    assert choose.inverted_lists(lists.index).nprobe == 3
     assert lists.k_factor == 2
     with pytest.raises(ValueError, match="nprobe must be an integer of at least 1"):
         lists.tune({"nprobe": 0})
 
 
-def test_recall_by_hand():
-    found = np.array([[1, 2, 3], [7, 8, -1]])
-    assert recall_of(found, np.array([[3, 2, 9], [8, 7, 5]])).tolist() == [2 / 3, 2 / 3]
+def test_with_wrong_kernels_torch_searches_and_it_is_said_once(monkeypatch, blobs):
+    choose._say_once.cache_clear()
+    monkeypatch.setattr(choose, "kernel_fault", lambda: "faiss runs on old kernels")
+    with pytest.warns(RuntimeWarning, match="old kernels: exact searches use torch"):
+        assert build_index("auto", blobs.rows).name == "matmul"
+    assert build_index("auto", blobs.rows).name == "matmul"  # not said again
+    choose._say_once.cache_clear()
 
 
-class Ladder(exact.FlatIndex):
-    """An index whose recall is known: a knob of 1, 2, 4, 8 finds as many eighths of the rows."""
-
-    def __init__(self):
-        super().__init__()
-        self.knobs, self.settings = {"depth": (1, 2, 4, 8)}, {"depth": 1}
-
-    def found(self):
-        """Return 64 queries with depth of 8 true ids each."""
-        return np.tile(np.where(np.arange(8) < self.settings["depth"], np.arange(8), -1), (64, 1))
-
-
-@pytest.mark.parametrize(("recall", "depth", "tried"), [(0.1, 1, 1), (0.5, 4, 3), (0.51, 8, 4)])
-def test_tuning_stops_at_the_first_depth_that_is_enough(recall, depth, tried):
-    index = Ladder()
-    table = tune_index(index, index.found, np.tile(np.arange(8), (64, 1)), recall=recall)
-    assert index.settings == {"depth": depth}
-    assert len(table) == tried
-    assert table.loc[table["chosen"], ["depth", "reached"]].to_numpy().tolist() == [[depth, True]]
-    assert table["recall"].tolist() == [1 / 8, 1 / 4, 1 / 2, 1.0][:tried]
-
-
-def test_tuning_out_of_reach_takes_the_closest():
-    index = Ladder()
-    index.knobs = {"depth": (1, 2, 4)}
-    table = tune_index(index, index.found, np.tile(np.arange(8), (64, 1)), recall=0.9)
-    assert not table["reached"].any()
-    assert index.settings == {"depth": 4}
-
-
-def test_the_lower_bound_of_the_recall_decides():
-    # Half of the queries find all, half find 7 of 8: a mean of .9375 that may be chance.
-    found = np.tile(np.arange(8), (64, 1))
-    found[::2, 0] = -1
-    index = Ladder()
-    index.knobs = {"depth": (8,)}
-    table = tune_index(index, lambda: found, np.tile(np.arange(8), (64, 1)), recall=0.93)
-    assert table["recall"].item() == 0.9375
-    assert table["recall_low"].item() == pytest.approx(0.9375 - 1.645 * 0.0625 / 8)
-    assert not table["reached"].item()
-
-
-@pytest.fixture
-def misloaded(monkeypatch):
-    """A process in which faiss was loaded with the wrong kernels."""
-    exact._torch_is_faster.cache_clear()
-    monkeypatch.setattr(exact, "kernel_fault", lambda: "faiss runs on old kernels")
-    yield
-    exact._torch_is_faster.cache_clear()
-
-
-@pytest.mark.parametrize(("seconds", "name"), [([2.0, 1.0], "matmul"), ([1.0, 2.0], "flat_ip")])
-def test_with_wrong_kernels_the_faster_wins_and_it_is_said_once(
-    misloaded, monkeypatch, blobs, seconds, name
-):
-    times = iter(seconds)
-    monkeypatch.setattr(exact, "_shortest", lambda action: (action(), next(times))[1])
-    with pytest.warns(RuntimeWarning, match="old kernels: exact searches use .*, the faster of"):
-        assert build_index("auto", blobs.rows).name == name
-    assert build_index("auto", blobs.rows).name == name  # neither measured nor said again
+@pytest.mark.parametrize(
+    "name", ["flat_ip", "matmul", "hnsw", "ivfpq", "disk", "SQ8", "PCA4,IVF3,Flat", "HNSW8,PQ3x4"]
+)
+def test_a_grown_index_leaves_the_one_it_grew_from(make_blobs, name):
+    rows, queries = make_blobs(n_rows=1009).rows, make_blobs().queries
+    index = build_index(name, rows[:901])
+    index.tune({knob: values[1] for knob, values in index.knobs.items()})
+    before, grown = index.search(queries, K), index.grown(rows)
+    assert grown.settings == index.settings
+    for got, expected in zip(index.search(queries, K), before, strict=True):
+        np.testing.assert_array_equal(got, expected)
+    assert (grown.search(rows[950:960], 40)[1] > 900).any()
+    for each in (index, grown):
+        each.close()
