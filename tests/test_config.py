@@ -1,5 +1,7 @@
 """Configuration: round trip, YAML's traps, nearest names, impossible combinations."""
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -10,6 +12,7 @@ from attnknn.config import (
     AttentionConfig,
     ConfigError,
     RunConfig,
+    check_study_value,
     field_names,
     parse_setting,
     read_params,
@@ -50,11 +53,15 @@ def test_defaults_pass_their_own_checks():
         ({"epochs": -1}, "epochs must be at least 0, got epochs=-1"),
         ({"lr": 0}, "lr must be above 0, got lr=0"),
         ({"lr": "fast"}, "lr must be a number, got lr='fast'"),
-        ({"lr": "nan"}, "lr must be finite and above 0, got lr=nan"),
+        ({"lr": "nan"}, "lr must be finite, got lr=nan"),
         ({"lookahead": "false"}, r"lookahead must be true or false, got lookahead='false' \(str\)"),
         ({"widths": 64}, "widths must be a list, got widths=64"),
         ({"widths": [64, 0]}, "widths must be at least 1, got widths=0"),
         ({"val_rows": "all"}, "val_rows must be an integer or null, got val_rows='all'"),
+        ({"widths": [64, "a"]}, r"widths must be an integer, got widths='a' \(str\)"),
+        ({"pretrained": "yes"}, "pretrained must be true or false or 'auto', got pretrained='yes'"),
+        ({"augment": ["crop", "flop"]}, "augment must be .*, got augment="),
+        ({"train_noise": 1.5}, "train_noise must be at most 1, got train_noise=1.5"),
         ({"seed": -1}, "seed must be at least 0, got seed=-1"),
     ],
 )
@@ -82,7 +89,7 @@ def test_yaml_reads_off_as_false_where_a_word_is_wanted():
     [
         ({"situation": ["gap", "trsut"]}, "situation must be one of .*did you mean 'trust'"),
         ({"temperature_low": 5.0}, "temperature_low must be below temperature_high"),
-        ({"temperature_start": 7.0}, "temperature_start must lie between .*=7.0"),
+        ({"temperature_start": 7.0}, "temperature_start must lie between .*temperature_start=7.0"),
         (
             {"qk": "full", "embed_dim": 10, "heads": 4, "projection": "deep"},
             "embed_dim must be a multiple of heads .*, got embed_dim=10, heads=4",
@@ -142,6 +149,11 @@ def test_params_are_read_from_a_file_or_refused(tmp_path):
     path = tmp_path / "quick.yaml"
     path.write_text("epochs: 2\nlr: 0.1\n")
     assert read_params(path) == {"epochs": 2, "lr": 0.1}
+    path.write_text("epochs: 2\nlr: 0.1\nepochs: 3\n")
+    with pytest.raises(
+        ConfigError, match=r"epochs must be set once, got it 2 times in .*quick.yaml"
+    ):
+        read_params(path)
     path.write_text("- epochs\n")
     with pytest.raises(ConfigError, match=r"quick.yaml must hold 'name: value' lines, got list"):
         read_params(path)
@@ -158,3 +170,29 @@ def test_command_line_settings_are_read_as_yaml():
         parse_setting("epochs")
     with pytest.raises(ConfigError, match=r"widths must be a YAML value, got 'widths=\[8'"):
         parse_setting("widths=[8")
+
+
+def test_pydantic_waits_until_a_value_is_checked():
+    code = "import sys, attnknn.config as c; print('pydantic' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("ks", [], r"ks must hold at least one value, got ks=\[\]"),
+        ("ks", [3, 3], r"ks must hold different values, got ks=\[3, 3\]"),
+        ("rates", [0.0, 1.5], "rates must be at most 1, got rates=1.5"),
+        ("kinds", ["symetric"], r"kinds must be one of .* \(did you mean 'symmetric'\?\)"),
+        ("coverage", 0, "coverage must be above 0, got coverage=0"),
+    ],
+)
+def test_study_values_are_held_to_their_rule(name, value, message):
+    with pytest.raises(ConfigError, match=message):
+        check_study_value(name, value)
+
+
+def test_good_study_values_come_back_as_plain_lists():
+    assert check_study_value("rates", [0, 0.5]) == [0.0, 0.5]
+    assert check_study_value("unlisted", object) is object
