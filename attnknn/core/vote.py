@@ -14,7 +14,6 @@ from functools import singledispatch
 from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -326,20 +325,11 @@ def normalised(probs: Float[Tensor, "B C"]) -> Float[np.ndarray, "B C"]:
 # A neighbour has a weight, and with it it votes for its label and, where label histograms are mixed
 # in, for the labels around it; class prototypes add their part. So what the neighbours and the
 # prototypes contribute to the predicted class sums to its probability before floor and temperature.
-#
-#     table = explain(method, bank.search(query, k), class_names=names)
-#     figure = plot.explanation(table)
-#
-# The first line is the table, the second its figure; with ``image`` and ``images`` the neighbours
-# are
-# drawn as pictures.
-#
-# Axes: B queries, K neighbours of each, C classes.
 
 
 def explain(
     method: Method, neighbours: Neighbours, *, class_names: Sequence[str] | None = None
-) -> pd.DataFrame:
+) -> "pandas.DataFrame":
     """Return the neighbours of every query with what is known about them.
 
     Args:
@@ -355,6 +345,8 @@ def explain(
         add to it) and ``predicted``. The votes of a query and its ``prototypes`` sum to the
         predicted class's probability before floor and temperature. ``plot.explanation`` draws it.
     """
+    import pandas as pd  # the one table of this folder, and slow to load
+
     seen = neighbours.nearest(method.k)
     weights = method.weights(neighbours)
     predicted = method.votes(neighbours).argmax(dim=1)  # (B,)

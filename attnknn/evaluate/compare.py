@@ -7,7 +7,8 @@ same rows (and the same seeds) for both methods. What an interval covers depends
 - several seeds: test rows and training runs. Seeds are drawn with replacement, then rows are
   drawn once for all of them. Few seeds understate the training part, so n is always shown.
 
-Axes: N rows, C classes.
+Axes: N rows, C classes, S seeds, R resamples, M tests, V per-row values whose sums make up a
+measure.
 """
 
 import itertools
@@ -28,11 +29,7 @@ from attnknn.evaluate.measure import (
     per_sample,
 )
 
-# ---- Paired resampling: probabilities of several methods and seeds to resampled measures.
-#
-# All methods and measures share the same draws of rows and seeds, so differences are paired.
-#
-# Axes: N rows, C classes, S seeds, R resamples, V per-row values whose sums make up a measure.
+# ---- Paired resampling: all methods and measures share the same draws of rows and seeds.
 
 RESAMPLED_METRICS = ("accuracy", "balanced_accuracy", "macro_f1", "nll", "brier", "ece", "cwce")
 _N_BINS = 15
@@ -144,8 +141,6 @@ def _from_sums(metric: str, sums: Float[np.ndarray, "R V"], n_rows: int) -> Floa
 
 
 # ---- Significance: paired outcomes to a p-value, and p-values corrected for looking at many.
-#
-# Axes: N rows, M tests.
 
 # Above this number of discordant rows chi-squared is as good as the exact test.
 EXACT_MCNEMAR_LIMIT = 100
@@ -289,7 +284,7 @@ def row_intervals(
     Args:
         results: Method name to probabilities, (N, C), of a single run.
         labels: The true classes of the rows.
-        metrics: Measures, out of ``resample.RESAMPLED_METRICS``.
+        metrics: Measures, out of ``RESAMPLED_METRICS``.
         n_resamples: Bootstrap draws.
         level: Confidence of the intervals.
         seed: Seed of the draws.
@@ -314,36 +309,6 @@ def covered_by(n_seeds: int) -> str:
     return f"intervals: 95 %, over {n_seeds} seeds"
 
 
-def paired_bootstrap(
-    metric: str,
-    probs_a: SeedProbs,
-    probs_b: SeedProbs,
-    labels: Int[np.ndarray, "N"],
-    *,
-    n_resamples: int = 2000,
-    level: float = 0.95,
-    seed: int = 0,
-) -> Difference:
-    """Return the difference of a measure between two methods on the same rows.
-
-    The interval is the basic (pivotal) one: ECE of a resample exceeds ECE of the sample, most of
-    all for a well calibrated method, and percentiles would count that bias twice. Of two equally
-    calibrated methods it held 0 in 92 to 95 % of simulations (1 000 and 10 000 rows); where the
-    true ECEs differ, the plain estimate and with it the interval tend to understate by how much.
-
-    Args:
-        metric: One of ``resample.RESAMPLED_METRICS``.
-        probs_a: Probabilities of the first method, (N, C), or a list of them, one a seed.
-        probs_b: The same of the second method; entries at one position belong to one seed.
-        labels: The true classes of the rows, the same for all seeds.
-        n_resamples: Draws; no p-value is below 2 / (n_resamples + 1).
-        level: Confidence of the interval.
-        seed: Seed of the draws.
-    """
-    measured = resample_metrics({"a": probs_a, "b": probs_b}, labels, [metric], n_resamples, seed)
-    return _difference(measured["a", metric], measured["b", metric], level)
-
-
 def compare_methods(
     results: Mapping[str, SeedProbs],
     labels: Int[np.ndarray, "N"],
@@ -361,12 +326,17 @@ def compare_methods(
     gives the interval. Holm corrects over the methods, measure by measure; the intervals are not
     corrected. A verdict holds at 1 - ``level`` after Holm; a difference of rounding is none.
 
+    The interval is the basic (pivotal) one: ECE of a resample exceeds ECE of the sample, most of
+    all for a well calibrated method, and percentiles would count that bias twice. Of two equally
+    calibrated methods it held 0 in 92 to 95 % of simulations (1 000 and 10 000 rows); where the
+    true ECEs differ, the plain estimate and with it the interval tend to understate by how much.
+
     Args:
         results: Method name to probabilities, (N, C), or a list of them, one a seed.
         labels: The true classes of the rows.
         baseline: The method that the others are compared with.
-        metrics: Measures to compare, out of ``resample.RESAMPLED_METRICS``.
-        n_resamples: Bootstrap draws, shared by all methods and measures.
+        metrics: Measures to compare, out of ``RESAMPLED_METRICS``.
+        n_resamples: Draws, shared by all methods and measures; no p-value is below 2 / (draws + 1).
         level: Confidence of the intervals.
         seed: Seed of the draws.
         n_fits: Tables of each seed, one after another: fits on one training. Their measures are
@@ -458,27 +428,16 @@ def _difference(
     return Difference(observed, float(low), float(high), p_value)
 
 
-# ---- Families of tests: which comparisons with the attention are corrected together, in every
-# study.
+# ---- Families of tests: which comparisons are corrected together, in every study.
 #
 # The same two methods must get the same verdict wherever they meet, so a family is a fixed list and
-# not whatever a study happens to compare:
-#
-# - **single view**: the attention's rivals, which weigh the neighbours of one view (plain and tuned
-#   votes, prototypes). Every study of a run has all of them;
-# - **others**: what is built around a method (TTA, ensembles over k, transfer, prior correction)
-# and
-#   what does not vote (the CNN head). Studies differ in these.
-#
+# not whatever a study happens to compare: the rivals that weigh the neighbours of one view, which
+# every study of a run has, and all others (TTA, ensembles, the CNN head), in which studies differ.
 # Holm corrects over a family, measure by measure and level by level (a noise rate, a tail).
 
 # The attention is one of them where another method is the baseline.
 SINGLE_VIEW = (
-    "uniform",
-    "distance",
-    "uniform (tuned)",
-    "distance (tuned)",
-    "prototypes (tuned)",
+    *("uniform", "distance", "uniform (tuned)", "distance (tuned)", "prototypes (tuned)"),
     "attention",
 )
 # Columns that name the level of a study; each level is looked at by itself.
@@ -500,7 +459,7 @@ def compare_in_families(
     *,
     metrics: Sequence[str] = ("accuracy", "nll", "brier", "ece"),
 ) -> pd.DataFrame:
-    """Return ``compare.compare_methods`` with Holm's correction over each family.
+    """Return ``compare_methods`` with Holm's correction over each family.
 
     Args:
         results: Method name to probabilities, (N, C), or a list of them, one a seed.
@@ -515,7 +474,7 @@ def in_families(table: pd.DataFrame) -> pd.DataFrame:
     """Return paired comparisons, fresh or saved, with verdicts corrected over each family.
 
     Args:
-        table: Rows of ``compare.compare_methods``, with the columns of their level.
+        table: Rows of ``compare_methods``, with the columns of their level.
     """
     levels = [name for name in LEVELS if name in table]
     single = table.assign(is_single_view=table["method"].isin(SINGLE_VIEW))

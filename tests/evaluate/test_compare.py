@@ -1,7 +1,5 @@
 """Comparisons: hand-worked statistics, references from scipy, error rates, verdicts, bad input."""
 
-import time
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,7 +7,16 @@ from scipy import stats
 from scipy.special import softmax
 
 from attnknn.evaluate import compare, measure
-from attnknn.evaluate.compare import RESAMPLED_METRICS, resample_metrics
+from attnknn.evaluate.compare import (
+    RESAMPLED_METRICS,
+    SINGLE_VIEW,
+    compare_in_families,
+    in_families,
+    resample_metrics,
+    standing,
+)
+from attnknn.evaluate.tune import BASELINES
+from attnknn.studies.common import plain_methods
 
 N, C = 307, 5
 
@@ -83,10 +90,16 @@ def test_resampling_equals_measuring_the_drawn_rows(metric):
             assert fast[name, metric][draw + 1] == pytest.approx(shares[draw] @ slow)
 
 
+def paired_bootstrap(metric, a, b, labels, *, n_resamples=2000, seed=0):
+    """Return the paired difference of one measure between two methods."""
+    drawn = resample_metrics({"a": a, "b": b}, labels, [metric], n_resamples, seed)
+    return compare._difference(drawn["a", metric], drawn["b", metric], 0.95)
+
+
 def test_bootstrap_agrees_with_scipy():
     labels = some_labels(2)
     a, b = method_probs(1, labels), method_probs(2, labels, sharpness=1.3)
-    ours = compare.paired_bootstrap("nll", a, b, labels, n_resamples=6000)
+    ours = paired_bootstrap("nll", a, b, labels, n_resamples=6000)
     gaps = measure.per_sample(a, labels)["nll"] - measure.per_sample(b, labels)["nll"]
     reference = stats.bootstrap(
         (gaps.to_numpy(),), np.mean, n_resamples=6000, method="basic", rng=np.random.default_rng(5)
@@ -101,7 +114,7 @@ def test_the_interval_is_pivotal():
     results = {"a": method_probs(4, labels), "b": method_probs(5, labels, sharpness=2.0)}
     drawn = resample_metrics(results, labels, ["ece"], 499, 3)
     gaps = drawn["a", "ece"] - drawn["b", "ece"]
-    found = compare.paired_bootstrap("ece", *results.values(), labels, n_resamples=499, seed=3)
+    found = paired_bootstrap("ece", *results.values(), labels, n_resamples=499, seed=3)
     low, high = np.quantile(gaps[1:], [0.025, 0.975])
     assert list(found[:3]) == pytest.approx([gaps[0], 2 * gaps[0] - high, 2 * gaps[0] - low])
 
@@ -109,8 +122,8 @@ def test_the_interval_is_pivotal():
 def test_difference_changes_sign_with_the_order():
     labels = some_labels(4)
     a, b = method_probs(1, labels), method_probs(2, labels)
-    forth = compare.paired_bootstrap("brier", a, b, labels)
-    back = compare.paired_bootstrap("brier", b, a, labels)
+    forth = paired_bootstrap("brier", a, b, labels)
+    back = paired_bootstrap("brier", b, a, labels)
     assert [-back.mean, -back.high, -back.low] == pytest.approx(list(forth[:3]))
     assert back.p_value == forth.p_value
 
@@ -128,7 +141,7 @@ def test_fault_12_false_alarms_are_as_rare_as_promised():
     for repeat in range(n_repeats):
         labels = some_labels(repeat, n_rows=101)
         pair = [method_probs(1000 + 2 * repeat + i, labels) for i in range(2)]
-        found = compare.paired_bootstrap("nll", *pair, labels, n_resamples=300, seed=repeat)
+        found = paired_bootstrap("nll", *pair, labels, n_resamples=300, seed=repeat)
         alarms += found.p_value < 0.05
         # The p-value and the interval tell the same story.
         assert (found.p_value < 0.05) == (not found.low <= 0 <= found.high) or (
@@ -142,8 +155,8 @@ def test_fault_12_several_seeds_widen_the_interval_when_runs_disagree():
     steady = method_probs(1, labels)
     # Every second training run of the other method fails.
     runs = [method_probs(s, labels, skill=3.0 if s % 2 else 1.0) for s in range(10, 16)]
-    many = compare.paired_bootstrap("nll", runs, [steady] * 6, labels)
-    one = compare.paired_bootstrap("nll", runs[1], steady, labels)
+    many = paired_bootstrap("nll", runs, [steady] * 6, labels)
+    one = paired_bootstrap("nll", runs[1], steady, labels)
     assert one.p_value < 0.05
     assert many.high - many.low > 1.5 * (one.high - one.low)
     assert many.p_value > 0.05
@@ -230,14 +243,6 @@ def test_same_seed_same_numbers():
     assert not first["low"].equals(other["low"])
 
 
-def test_ten_thousand_rows_take_seconds():
-    labels = some_labels(11, n_rows=10_000)
-    results = {str(s): method_probs(s, labels) for s in range(4)}
-    start = time.perf_counter()
-    compare.compare_methods(results, labels, "0")
-    assert time.perf_counter() - start < 20  # about 2 s alone on one core
-
-
 def test_bad_input_is_refused():
     labels = some_labels(12)
     probs = method_probs(1, labels)
@@ -248,11 +253,11 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="results must hold the same seeds"):
         compare.compare_methods({"a": [probs, probs], "b": probs}, labels, "a")
     with pytest.raises(ValueError, match="metric must be one of"):
-        compare.paired_bootstrap("ace", probs, probs, labels)
+        paired_bootstrap("ace", probs, probs, labels)
     with pytest.raises(ValueError, match="labels must have shape"):
-        compare.paired_bootstrap("nll", probs, probs, labels[:-1])
+        paired_bootstrap("nll", probs, probs, labels[:-1])
     with pytest.raises(ValueError, match="n_resamples must be an integer"):
-        compare.paired_bootstrap("nll", probs, probs, labels, n_resamples=0)
+        paired_bootstrap("nll", probs, probs, labels, n_resamples=0)
     with pytest.raises(ValueError, match="p_values must lie in"):
         compare.holm([0.5, 1.5])
     with pytest.raises(ValueError, match="values must be a non-empty list"):
@@ -336,3 +341,65 @@ def test_one_run_is_given_its_interval_over_rows_and_several_are_not():
     assert table.loc[1, "high"] > 1  # Student's t of two seeds
     assert compare.interval_table(tidy, ["method", "metric"]).loc[0, ["low", "high"]].isna().all()
     assert "test rows" in compare.covered_by(1) and "3 seeds" in compare.covered_by(3)
+
+
+# ---- Families: the same comparison gets the same verdict, whatever else a study compares.
+
+RIVALS = [name for name in SINGLE_VIEW if name != "attention"]
+
+
+def compared(p_values, **columns):
+    """Return rows of a comparison in NLL: method -> p-value, all 0.1 worse than the attention."""
+    table = pd.DataFrame({"method": p_values.keys(), "p_value": p_values.values()})
+    return table.assign(metric="nll", difference=0.1, level=0.95, **columns)
+
+
+def test_others_do_not_count_against_the_rivals():
+    # Five rivals: the smallest p-value, 0.009, is multiplied by 5, not by 5 + 4.
+    rivals = {"uniform": 0.009} | dict.fromkeys(RIVALS[1:], 0.5)
+    others = dict.fromkeys(("attention + TTA", "uniform + TTA", "cnn", "attention, transfer"), 0.02)
+    for more in ({}, others):
+        row = in_families(compared(rivals | more)).set_index("method").loc["uniform"]
+        assert row["p_holm"] == pytest.approx(0.045) and row["verdict"] == "worse"
+    judged = in_families(compared(rivals | others)).set_index("method")
+    assert judged.loc["cnn", "p_holm"] == pytest.approx(0.08)  # four others
+
+
+def test_rivals_count_together_in_one_measure_and_level():
+    one, two = (compared(dict.fromkeys(RIVALS, 0.009), rate=rate, kind="a") for rate in (0.1, 0.2))
+    judged = in_families(pd.concat([one, two], ignore_index=True))
+    assert judged["p_holm"].to_numpy() == pytest.approx(0.045)
+    assert list(judged.columns) == [*one.columns, "p_holm", "verdict"]
+
+
+def test_the_rivals_are_the_votes_of_one_view_that_every_study_has():
+    names = {*plain_methods(3), *(f"{name} (tuned)" for name in BASELINES), "attention"}
+    assert set(SINGLE_VIEW) == names
+
+
+def test_a_saved_verdict_is_replaced():
+    saved = compared({"uniform": 0.03}).assign(p_holm=0.3, verdict="no difference at this size")
+    judged = in_families(saved)
+    assert judged["p_holm"].tolist() == [0.03] and judged["verdict"].tolist() == ["worse"]
+
+
+def test_fresh_comparisons_are_corrected_over_families():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(2, size=97)
+    first = rng.uniform(0.05, 0.95, (7, 97))
+    names = ["attention", "uniform", "distance", "cnn", "a + TTA", "b + TTA", "c + TTA"]
+    probs = {
+        name: np.stack([each, 1 - each], axis=1) for name, each in zip(names, first, strict=True)
+    }
+    table = compare_in_families(probs, labels, "attention", metrics=("nll",))
+    few = {name: probs[name] for name in names[:3]}
+    alone = compare_in_families(few, labels, "attention", metrics=("nll",))
+    assert table["p_holm"].tolist()[:2] == alone["p_holm"].tolist()
+    assert compare.LEVELS and len(table) == 6
+
+
+def test_standing_is_told_from_the_side_of_the_attention():
+    table = pd.DataFrame(
+        {"method": ["a", "b", "c"], "verdict": ["worse", "better", "no difference at this size"]}
+    )
+    assert standing(table) == "better than a; worse than b; no difference at this size from c"
