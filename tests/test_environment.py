@@ -35,3 +35,13 @@ def test_pip_section_holds_what_only_pypi_has():
     pip = next(line for line in environment["dependencies"] if isinstance(line, dict))["pip"]
     expected = {name + bound for name, bound in declared().items() if name in ONLY_ON_PYPI}
     assert set(pip) == expected | {"--editable=."}
+
+
+def test_what_the_arena_compares_with_is_asked_for_by_name_alone():
+    """Rivals are heavy: neither the package nor its developers need them, nor conda's file."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    arena = {re.match(r"[\w-]+", line)[0] for line in extras["arena"] + extras["arena-networks"]}
+    assert {"catboost", "lightgbm", "pytabkit"} <= arena
+    assert not arena & set(declared())

@@ -6,17 +6,17 @@
     python -m benchmarks.arena report --to results/arena
 
 Cells are kept under ``--out`` and never measured twice, so a stopped run goes on where it was, and
-rivals are measured once for all versions of ours. ``run`` uses the ``attnknn`` that Python finds
-first: point PYTHONPATH at another checkout to judge that one, under a ``--label`` of its own.
+rivals are measured once for all versions of ours. ``--package`` names another checkout whose
+``attnknn`` is judged, under a ``--label`` of its own.
 """
 
 import argparse
 from pathlib import Path
 
 from benchmarks.arena.cells import CHEAP, METHODS, Settings, grid
-from benchmarks.arena.ours import OURS, code
+from benchmarks.arena.ours import OURS, code, use_package
 from benchmarks.arena.problems import NOISE
-from benchmarks.arena.tables import TABLES, facts_of, prepare, tables_folder
+from benchmarks.arena.tables import TABLES, facts_of, tables_folder
 
 OUT = Path(".arena")
 
@@ -41,6 +41,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--splits", type=int, help="of every table; else 10 of small, 5 of large ones")
     run.add_argument("--methods", type=names, default=list(CHEAP), help=",".join(METHODS))
     run.add_argument("--label", help="of our version; the commit by default")
+    run.add_argument("--package", type=Path, help="checkout that ours is taken from")
     run.add_argument("--rows", type=int, help="training rows at most")
     run.add_argument("--test-rows", type=int, default=4000, help="test rows at most")
     run.add_argument("--limit", type=float, help="seconds after which a cell is given up")
@@ -67,6 +68,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Run one of the three commands."""
     options = parse(arguments)
     if options.command == "prepare":
+        from benchmarks.arena.sources import prepare  # needs the package, a run must not
+
         prepare(options.tables)
         for facts in facts_of(options.tables):
             print(f"{facts.name}: {facts.rows} rows, {facts.numbers} numbers, "
@@ -84,14 +87,20 @@ def run_command(options: argparse.Namespace) -> None:
     """Measure the cells that the options ask for."""
     from benchmarks.arena.run import compute, one_thread_each, open_arena
 
-    methods = list(options.methods)
+    methods, package = list(options.methods), options.package and options.package.resolve()
     if any(method in OURS for method in methods):
         with one_thread_each():  # asking for its commit imports the package
+            use_package(package)
             label = options.label or code()[:7] + ("-dirty" if code().endswith("-dirty") else "")
         print(f"ours: {code()}, labelled {label}")
         methods = [f"{name}@{label}" if name in OURS else name for name in methods]
     settings = Settings(
-        options.out.resolve(), tables_folder(), options.rows, options.test_rows, options.limit
+        options.out.resolve(),
+        tables_folder(),
+        options.rows,
+        options.test_rows,
+        options.limit,
+        package,
     )
     open_arena(settings)
     cells = grid(

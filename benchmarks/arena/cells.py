@@ -28,6 +28,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from benchmarks.arena import ours
 from benchmarks.arena.problems import (
     Problem,
+    Stopwatch,
     best_temperature,
     make_problem,
     measures,
@@ -70,6 +71,7 @@ class Settings:
         max_rows: Training rows at most; None takes all.
         max_test_rows: Test rows at most.
         limit: Seconds after which a cell is given up; None waits.
+        package: Checkout that ours is taken from; None takes what Python finds first.
     """
 
     folder: Path
@@ -77,6 +79,7 @@ class Settings:
     max_rows: int | None
     max_test_rows: int
     limit: float | None = None
+    package: Path | None = None
 
 
 def grid(
@@ -160,6 +163,7 @@ def run_cell(cell: Cell, settings: Settings) -> dict[str, Any]:
     """Measure and store a cell, or the error that its method ends in; return what is stored."""
     if (stored := read_cell(settings.folder, cell)) is not None:  # another run was faster
         return stored
+    ours.use_package(settings.package)
     problem = _problem(cell.table, cell.noise, cell.split, settings)
     start = time.perf_counter()
     try:
@@ -201,41 +205,40 @@ def described(cell: Cell, settings: Settings, problem: Problem) -> dict[str, Any
 
 def measure(method: str, problem: Problem) -> dict[str, Any]:
     """Return the measures of a method, as it comes and, of rivals, with a temperature."""
-    name = method.partition("@")[0]
+    name, watch = method.partition("@")[0], Stopwatch()
     if name in ours.OURS:
-        answer = ours.answer(name, problem)
+        answer = ours.answer(name, problem, watch)
         found = {"metrics": measures(answer.probs, problem.test_labels), **answer.facts}
-        issues, seconds = answer.issues, answer.seconds
+        issues = answer.issues
     else:
-        found, issues, seconds = measure_rival(name, problem)
-    if problem.flipped.any() and issues is not None:
+        found, issues = measure_rival(name, problem, watch)
+    if problem.flipped.any():
         found["issue_auroc"] = float(roc_auc_score(problem.flipped, -issues))
         found["issue_ap"] = float(average_precision_score(problem.flipped, -issues))
-    return {**found, "seconds": {stage: round(taken, 4) for stage, taken in seconds.items()}}
+    return {**found, "seconds": watch.wall, "cpu": watch.cpu}
 
 
 def measure_rival(
-    method: str, problem: Problem
-) -> tuple[dict[str, Any], np.ndarray | None, dict[str, float]]:
-    """Return a rival's measures, its quality of labels by cleanlab, and seconds by stage."""
+    method: str, problem: Problem, watch: Stopwatch
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Return a rival's measures and its quality of labels by cleanlab."""
     rows = Rows(problem.features, problem.labels, problem.n_classes, problem.seed)
-    start = time.perf_counter()
-    fitted = fit_rival(method, rows)
-    ended = time.perf_counter()
-    probs = fitted.predict(problem.test_features)
-    seconds = {"fit": ended - start, "predict": time.perf_counter() - ended}
+    with watch.stage("fit"):
+        fitted = fit_rival(method, rows)
+    with watch.stage("predict"):
+        probs = fitted.predict(problem.test_features)
     found: dict[str, Any] = {"metrics": measures(probs, problem.test_labels)}
     if fitted.settings:
         found["settings"] = fitted.settings
-    ended = time.perf_counter()
     # NOTE: temperature and label issues know training rows alone, each predicted without itself.
-    held_out = held_out_probs(method, fitted, rows)
-    temperature = best_temperature(held_out, problem.labels)
-    seconds["temperature"] = time.perf_counter() - ended
+    with watch.stage("temperature"):
+        held_out = held_out_probs(method, fitted, rows)
+        temperature = best_temperature(held_out, problem.labels)
     found["temperature"] = temperature
     found["tempered"] = measures(tempered(probs, temperature), problem.test_labels)
-    issues = label_quality(held_out, problem.labels) if problem.flipped.any() else None
-    return found, issues, seconds
+    with watch.stage("issues"):
+        issues = label_quality(held_out, problem.labels)
+    return found, issues
 
 
 def label_quality(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:

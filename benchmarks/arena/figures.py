@@ -105,7 +105,7 @@ def noise_lines(ranks: Mapping[str, pd.DataFrame]) -> Figure:
         ax.set_title(title)
         ax.set_xlabel("wrong training labels (%)")
         quiet_grid(ax)
-        label_line_ends(ax, ends, size=7)
+        label_line_ends(ax, ends, size=7.0)
     axes[0, 0].set_ylabel("mean rank in NLL (1 is best)")
     return figure
 
@@ -120,16 +120,16 @@ def speed_dots(table: pd.DataFrame, *, noise: str) -> Figure:
     """Draw the mean rank against the median seconds of a fit: low and left is good.
 
     Args:
-        table: Index: contestants; ``fit_seconds`` and ``rank_nll``.
+        table: Index: contestants; ``fit_cpu`` and ``rank_nll``.
         noise: Which noise it is.
     """
     figure, ax = plt.subplots(figsize=(0.72 * FULL_WIDTH, 2.7))
     for name, row in table.iterrows():
         style = style_of(name, table.index)
-        ax.plot([row["fit_seconds"]], [row["rank_nll"]], linestyle="none", **style.points)
+        ax.plot([row["fit_cpu"]], [row["rank_nll"]], linestyle="none", **style.points)
         ax.annotate(
             name_of(name, table.index),
-            (row["fit_seconds"], row["rank_nll"]),
+            (row["fit_cpu"], row["rank_nll"]),
             xytext=(4, 3),
             textcoords="offset points",
             fontsize=7,
@@ -139,7 +139,7 @@ def speed_dots(table: pd.DataFrame, *, noise: str) -> Figure:
     ax.set_xscale("log")
     ax.invert_yaxis()
     ax.margins(x=0.25, y=0.12)
-    ax.set_xlabel("median seconds of a fit, one thread")
+    ax.set_xlabel("median seconds of a fit, one core")
     ax.set_ylabel("mean rank in NLL")
     ax.set_title(NOISE_NAMES[noise])
     quiet_grid(ax, "both")

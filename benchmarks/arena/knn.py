@@ -4,9 +4,8 @@ For each power p, scaling and fold the nearest rows are sorted once; every k and
 read off the same list. Axes: N rows, M memory rows, L neighbours in a list, C classes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import pandas as pd
@@ -121,20 +120,10 @@ def shares(
     return found
 
 
-class Place(Protocol):
-    """Puts tables into the space whose distances count."""
-
-    def __call__(
-        self, known: pd.DataFrame, labels: np.ndarray, others: list[pd.DataFrame], scaling: str
-    ) -> list[np.ndarray]:
-        """Return encoded tables, the known one first; everything is learned from that one.
-
-        Args:
-            known: Rows that scales, medians and categories are learned from.
-            labels: Their labels, for metrics that are learned.
-            others: Rows to encode in the same way.
-            scaling: Of the columns of numbers: "standard" or "quantile" (normal scores).
-        """
+# Learns from known rows, their labels and a scaling ("standard" or "quantile": normal scores) how
+# to put tables into the space whose distances count.
+Encode = Callable[[pd.DataFrame], np.ndarray]
+Place = Callable[[pd.DataFrame, np.ndarray, str], Encode]
 
 
 def search(
@@ -154,7 +143,8 @@ def search(
             inside = folds == fold
             known = labels[~inside]
             # NOTE: scales, categories and metrics come from the other folds alone.
-            memory, queries = place(features[~inside], known, [features[inside]], scaling)
+            encode = place(features[~inside], known, scaling)
+            memory, queries = encode(features[~inside]), encode(features[inside])
             parts.append((np.flatnonzero(inside), queries, memory, known))
         for power in grid.powers:
             probs = {

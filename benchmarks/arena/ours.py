@@ -1,7 +1,7 @@
 """Ours: the classifier through its public door alone, whichever version of it is imported."""
 
 import subprocess
-import time
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from benchmarks.arena.problems import Problem
+from benchmarks.arena.problems import Problem, Stopwatch
 
 COVERAGE = 0.9  # of the prediction sets
 
@@ -27,18 +27,16 @@ class Answer:
 
     Attributes:
         probs: Of the test rows, (N, C).
-        seconds: By stage.
-        issues: How good each training label is held to be; None where nobody asked.
+        issues: How good each training label is held to be.
         facts: Whatever else is kept.
     """
 
     probs: np.ndarray
-    seconds: dict[str, float]
-    issues: np.ndarray | None
+    issues: np.ndarray
     facts: dict[str, Any]
 
 
-def answer(method: str, problem: Problem) -> Answer:
+def answer(method: str, problem: Problem, watch: Stopwatch) -> Answer:
     """Fit the classifier and ask it for all that it offers.
 
     Missing numbers are imputed (by the classifier, with medians, as rivals that cannot take them).
@@ -51,18 +49,16 @@ def answer(method: str, problem: Problem) -> Answer:
         for rows in (problem.features, problem.test_features)
     ):
         options["missing"] = "impute"
-    start = time.perf_counter()
-    model = AttnKNNClassifier(**options).fit(problem.features, problem.labels)
-    fitted = time.perf_counter()
+    with watch.stage("fit"):
+        model = AttnKNNClassifier(**options).fit(problem.features, problem.labels)
     probs = np.zeros((len(problem.test_labels), problem.n_classes))
-    probs[:, model.classes_] = model.predict_proba(problem.test_features)
-    predicted = time.perf_counter()
-    issues = label_quality(model.label_issues(all_rows=True), len(problem.labels))
-    told = time.perf_counter()
+    with watch.stage("predict"):
+        probs[:, model.classes_] = model.predict_proba(problem.test_features)
+    with watch.stage("issues"):
+        issues = label_quality(model.label_issues(all_rows=True), len(problem.labels))
     sets = np.zeros(probs.shape, bool)
     sets[:, model.classes_] = model.predict_set(problem.test_features, COVERAGE)
     holds = sets[np.arange(len(sets)), problem.test_labels]
-    seconds = {"fit": fitted - start, "predict": predicted - fitted, "issues": told - predicted}
     facts = {
         "label_noise": float(model.label_noise_),
         "embedder": str(model.embedder_),
@@ -71,12 +67,26 @@ def answer(method: str, problem: Problem) -> Answer:
         "set_size": float(sets.sum(axis=1).mean()),
         "code": code(),
     }
-    return Answer(probs, seconds, issues, facts)
+    return Answer(probs, issues, facts)
 
 
 def label_quality(table: pd.DataFrame, n_rows: int) -> np.ndarray:
     """Return the quality of each training label, in the order of the rows."""
     return table.set_index("id")["quality"].reindex(np.arange(n_rows)).to_numpy(np.float64)
+
+
+def use_package(folder: Path | None) -> None:
+    """Take ``attnknn`` from another checkout, whatever stands beside this program."""
+    if folder is None:
+        return
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    import attnknn
+
+    if Path(attnknn.__file__).parents[1] != folder:
+        raise ValueError(
+            f"package must be imported from there alone, got attnknn of {attnknn.__file__}"
+        )
 
 
 @cache

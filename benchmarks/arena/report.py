@@ -1,6 +1,6 @@
 """Report: the cells of an arena to Markdown, CSV and figures."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -10,28 +10,34 @@ from attnknn.figures.style import use_style
 from attnknn.files import write_text
 from benchmarks.arena import figures
 from benchmarks.arena.problems import NOISE_NAMES
-from benchmarks.arena.ranks import critical_difference, mean_ranks, ratings
 from benchmarks.arena.standings import (
     METRICS,
+    WORSE,
+    WORSE_ROWS,
     Standing,
+    against_before,
+    critical_difference,
     duels,
+    gap_table,
     group_table,
     is_ours,
     issue_table,
+    mean_ranks,
     name_of,
     noise_table,
-    noises_in,
     ordered,
+    ratings,
     read_frame,
     seconds_table,
-    standing,
     standing_table,
-    worst_tables,
+    standings,
 )
-from benchmarks.arena.tables import facts_of, tables_folder
+from benchmarks.arena.tables import facts_of
 
 ANCHOR = "forest"  # has 1 000 points, as in TabArena
 TITLES = {"nll": "NLL", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy"}
+FORMATS = {"nll": "{:.3f}", "brier": "{:.3f}", "ece": "{:.3f}", "accuracy": "{:.1%}"}
+UNSAVED = ["data", "version"]  # checked when cells are read; they would double the file
 
 
 def write_report(
@@ -47,42 +53,41 @@ def write_report(
         arena: Folder with cells, or a report's folder with ``cells.csv``.
         folder: Where to.
         tables: Tables that count; all by default.
-        labels: Versions of ours that count; all by default. The last one is the headline's.
+        labels: Versions of ours that count; all by default. The last one is the headline's, the
+            first one what it is compared with.
     """
     frame = read_frame(arena, labels)
     if tables is not None:
         frame = frame[frame["table"].isin(tables)].reset_index(drop=True)
-    headline = headline_of(frame, labels)
+    headline, *others = versions_in(frame, labels)
     facts = facts_frame(frame, arena)
-    found = {
-        noise: each
-        for noise in noises_in(frame)
-        if (each := standing(frame, noise, headline)) is not None
-    }
+    found = standings(frame, headline)
     use_style()
-    write_csv(folder, "cells", rounded(frame))
+    write_csv(folder, "cells", frame.drop(columns=UNSAVED, errors="ignore"))
     write_csv(folder, "tables", facts.reset_index())
     words = summary(frame, found, headline)
-    parts = ["# The arena", *words, *conditions(frame, facts, headline)]
+    parts = ["# The arena", words, *conditions(frame, facts)]
     parts += standing_parts(frame, found, folder)
     parts += tempered_parts(frame, headline, folder)
     parts += duel_parts(found, headline, folder)
     parts += rating_parts(found, headline, folder)
     parts += where_parts(frame, facts, found, headline, folder)
+    parts += before_parts(frame, headline, others[-1], folder) if others else []
     parts += issue_parts(frame, folder)
     parts += second_parts(frame, folder)
     parts += hole_parts(frame, found)
     write_text(folder / "report.md", "\n\n".join(parts) + "\n")
-    return "\n".join(words)
+    return words
 
 
-def headline_of(frame: pd.DataFrame, labels: Collection[str] | None = None) -> str:
-    """Return the version of ours that the words are about: the last of ``labels``, or by name."""
-    known = [name for name in frame["method"].unique() if name.partition("@")[0] == "attnknn"]
-    if not known:
+def versions_in(frame: pd.DataFrame, labels: Collection[str] | None = None) -> list[str]:
+    """Return versions of ours, the headline's first: in the order of ``labels``, or by name."""
+    known = {name for name in frame["method"].unique() if name.partition("@")[0] == "attnknn"}
+    found = [f"attnknn@{label}" for label in labels or () if f"attnknn@{label}" in known]
+    found = found or sorted(known)
+    if not found:
         raise ValueError("cells must hold answers of attnknn, got none")
-    wanted = [f"attnknn@{label}" for label in labels or () if f"attnknn@{label}" in known]
-    return wanted[-1] if wanted else max(known)
+    return found[::-1]
 
 
 def facts_frame(frame: pd.DataFrame, arena: Path) -> pd.DataFrame:
@@ -90,17 +95,11 @@ def facts_frame(frame: pd.DataFrame, arena: Path) -> pd.DataFrame:
     names = frame["table"].unique()
     if (arena / "tables.csv").is_file():
         return pd.read_csv(arena / "tables.csv").set_index("table").loc[names]
+    shown = ("rows", "numbers", "categories", "missing", "source", "data")
     rows = [
-        {
-            "table": facts.name,
-            "rows": facts.rows,
-            "numbers": facts.numbers,
-            "categories": facts.categories,
-            "missing": round(facts.missing, 4),
-            "classes": len(facts.classes),
-            "source": facts.source,
-        }
-        for facts in facts_of(names, tables_folder())
+        {"table": each.name, **{name: getattr(each, name) for name in shown}}
+        | {"classes": len(each.classes)}
+        for each in facts_of(names)
     ]
     return pd.DataFrame(rows).set_index("table")
 
@@ -108,30 +107,28 @@ def facts_frame(frame: pd.DataFrame, arena: Path) -> pd.DataFrame:
 # ---- Words.
 
 
-def summary(frame: pd.DataFrame, found: dict[str, Standing], headline: str) -> list[str]:
+def summary(frame: pd.DataFrame, found: Mapping[str, Standing], headline: str) -> str:
     """Return where ours stands: one plain sentence."""
     places = []
     for noise, each in found.items():
         ranks = mean_ranks(each.means("nll"), "nll")["rank"].sort_values()
         place = ranks.index.get_loc(headline) + 1
         rival = next(name for name in ranks.index if name != headline)
-        gap = critical_difference(len(ranks), each.means("nll").shape[0])
+        gap = critical_difference(len(ranks), len(each.means("nll")))
         told = "" if abs(ranks[headline] - ranks[rival]) >= gap else ", not told apart"
         places.append(
             f"{ordinal(place)} of {len(ranks)} with {NOISE_NAMES[noise]} (mean rank "
             f"{ranks[headline]:.1f}; {'next' if place == 1 else 'first'} "
             f"{name_of(rival, ranks.index)} {ranks[rival]:.1f}{told})"
         )
-    seconds = frame.groupby("method")["fit_seconds"].median()
-    rivals = seconds[[name for name in seconds.index if not is_ours(name)]].dropna()
+    seconds = frame.groupby("method")["fit_cpu"].median().dropna()
+    rivals = seconds[[name for name in seconds.index if not is_ours(name)]]
     n_tables = len(set().union(*(each.means("nll").index for each in found.values())))
-    pace = f"a fit takes {seconds[headline]:.1f} s in the median"
+    pace = f"a fit takes {seconds[headline]:.1f} s of one core in the median"
     if len(rivals):
         pace += f", rivals {rivals.min():.2f} to {rivals.max():.1f} s"
-    return [
-        f"In log-likelihood on {n_tables} tables {name_of(headline)} is {'; '.join(places)}; "
-        f"{pace}."
-    ]
+    who = name_of(headline, frame["method"].unique())
+    return f"In log-likelihood on {n_tables} tables {who} is {'; '.join(places)}; {pace}."
 
 
 def ordinal(place: int) -> str:
@@ -140,187 +137,183 @@ def ordinal(place: int) -> str:
     return names[place - 1] if place <= len(names) else f"{place}th"
 
 
-def conditions(frame: pd.DataFrame, facts: pd.DataFrame, headline: str) -> list[str]:
+def conditions(frame: pd.DataFrame, facts: pd.DataFrame) -> list[str]:
     """Return what was measured on what."""
     splits = frame.groupby(["table", "noise"])["split"].nunique()
     rows = frame.groupby("table")["rows"].median()
     capped = rows[rows < 0.65 * facts["rows"].reindex(rows.index)]
     words = f"{len(rows)} tables, {splits.min()} to {splits.max()} stratified 70/30 splits each"
     if len(capped):
-        words += (
-            f"; training rows drawn down to about {capped.median():.0f} on {len(capped)} tables"
-        )
+        words += f"; about {capped.median():.0f} training rows drawn on {len(capped)} larger tables"
     ours = frame[frame["method"].map(is_ours)].dropna(subset=["code"])
     codes = ours.groupby("method")["code"].unique()
-    versions = "; ".join(
-        f"{name_of(name, codes.index)}: commit {', '.join(each)}" for name, each in codes.items()
+    commits = "; ".join(
+        f"{name_of(name, codes.index)}: {', '.join(each)}" for name, each in codes.items()
     )
     return [
         f"{words}. Wrong labels are in training rows alone, test labels are right. Every method's "
         "probabilities get the same floor of 0.001 / C. Missing numbers are imputed by medians for "
         "whoever cannot take them, ours too; a missing category is a category of its own. Classes "
-        "of fewer than 6 rows are left out. One thread each.",
-        f"{versions}.",
+        "of fewer than 6 rows are left out. One thread each; seconds are those of the processor.",
+        f"Commits: {commits}.",
     ]
 
 
-# ---- Parts.
+# ---- Parts of the report: each saves its table and returns it in words.
 
 
-def standing_parts(
-    frame: pd.DataFrame, found: dict[str, Standing], folder: Path, *, title: str = "standings"
-) -> list[str]:
+def standing_parts(frame: pd.DataFrame, found: Mapping[str, Standing], folder: Path) -> list[str]:
     """Return a table a noise, and draw the ranks."""
-    parts, ranks, gaps, saved = [], {}, {}, []
+    parts, saved = [], []
+    tables = {noise: standing_table(frame, each) for noise, each in found.items()}
+    ranks = {noise: mean_ranks(each.means("nll"), "nll") for noise, each in found.items()}
+    gaps = {}
     for noise, each in found.items():
-        table = standing_table(frame, each)
-        n_tables = each.means("nll").shape[0]
+        table, n_tables = tables[noise], len(each.means("nll"))
         gaps[noise] = critical_difference(len(table), n_tables)
-        ranks[noise] = mean_ranks(each.means("nll"), "nll")
         saved.append(table.reset_index().assign(noise=noise, tables=n_tables))
-        shown = pd.DataFrame(
-            {
-                **{f"rank {TITLES[m]}": table[f"rank_{m}"].map("{:.2f}".format) for m in METRICS},
-                **{
-                    TITLES[m]: table[f"mean_{m}"].map(
-                        "{:.1%}".format if m == "accuracy" else "{:.3f}".format
-                    )
-                    for m in METRICS
-                },
-                "median NLL": table["median_nll"].map("{:.3f}".format),
-                "fit (s)": table["fit_seconds"].map("{:.2f}".format),
-                "predict (s)": table["predict_seconds"].map("{:.3f}".format),
-            }
-        )
+        formats = {f"rank_{m}": (f"rank {TITLES[m]}", "{:.2f}") for m in METRICS}
+        formats |= {f"mean_{m}": (TITLES[m], FORMATS[m]) for m in METRICS}
+        formats |= {f"median_{m}": (f"median {TITLES[m]}", FORMATS[m]) for m in METRICS}
+        formats |= {"fit_cpu": ("fit (s)", "{:.2f}"), "predict_cpu": ("predict (s)", "{:.3f}")}
         parts += [
             f"## {NOISE_NAMES[noise].capitalize()}",
             f"{n_tables} tables, {len(each.values['nll'])} problems that all have answered. Means "
-            f"over tables; mean ranks that differ by {gaps[noise]:.2f} can be told apart (Nemenyi, "
-            "5 %).",
-            markdown(named(shown)),
+            f"and medians over tables; mean ranks that differ by {gaps[noise]:.2f} can be told "
+            "apart (Nemenyi, 5 %).",
+            markdown(named(formatted(table, formats))),
         ]
-    write_csv(folder, title, rounded(pd.concat(saved)))
-    if title == "standings":
-        save(figures.rank_dots(ranks, gaps), folder, "ranks")
-        if len(ranks) > 1:
-            save(figures.noise_lines(ranks), folder, "noise")
-        noise = next(iter(found))
-        save(figures.speed_dots(standing_table(frame, found[noise]), noise=noise), folder, "speed")
-        parts += [image("ranks", "Mean ranks in NLL; bar: critical difference.")]
-        parts += [image("noise", "Mean ranks against wrong labels.")] if len(ranks) > 1 else []
-        parts += [image("speed", "Mean rank against seconds.")]
-    return parts
+    write_csv(folder, "standings", pd.concat(saved))
+    noise = next(iter(found))
+    save(figures.rank_dots(ranks, gaps), folder, "ranks")
+    save(figures.speed_dots(tables[noise], noise=noise), folder, "speed")
+    parts += ["![Mean ranks in NLL; bar: critical difference.](ranks.png)"]
+    if len(ranks) > 1:
+        save(figures.noise_lines(ranks), folder, "noise")
+        parts += ["![Mean ranks against wrong labels.](noise.png)"]
+    return [*parts, "![Mean rank against seconds.](speed.png)"]
 
 
 def tempered_parts(frame: pd.DataFrame, headline: str, folder: Path) -> list[str]:
     """Return mean ranks where rivals have a temperature from cross-validation."""
-    rows, saved = {}, []
-    for noise in noises_in(frame):
-        each = standing(frame, noise, headline, tempered=True)
-        if each is None:
-            continue
-        table = standing_table(frame, each)
-        saved.append(table.reset_index().assign(noise=noise))
-        for metric in ("nll", "ece"):
-            rows[f"{TITLES[metric]}, {NOISE_NAMES[noise]}"] = table[f"rank_{metric}"]
-    write_csv(folder, "tempered", rounded(pd.concat(saved)))
-    shown = pd.DataFrame(rows)
-    shown = shown.loc[ordered(shown.index)].map("{:.2f}".format)
+    found = standings(frame, headline, tempered=True)
+    tables = {noise: standing_table(frame, each) for noise, each in found.items()}
+    write_csv(folder, "tempered", pd.concat(tables, names=["noise"]).reset_index())
+    shown = pd.DataFrame(
+        {
+            f"{what} {TITLES[m]}, {NOISE_NAMES[noise]}": table[f"{what}_{m}"]
+            for noise, table in tables.items()
+            for m in ("nll", "ece")
+            for what in ("rank", "mean")
+        }
+    )
     return [
         "## Rivals with a temperature",
-        "Mean ranks where each rival has a temperature from probabilities of held-out training "
-        "rows, whose labels are as noisy as all. Ours is calibrated inside its fit and stays as it "
-        "comes.",
-        markdown(named(shown)),
+        "Each rival has a temperature from probabilities of held-out training rows, whose labels "
+        "are as noisy as all. Ours is calibrated inside its fit and stays as it comes.",
+        markdown(named(shown.loc[ordered(shown.index)].map("{:.2f}".format))),
     ]
 
 
-def duel_parts(found: dict[str, Standing], headline: str, folder: Path) -> list[str]:
+def duel_parts(found: Mapping[str, Standing], headline: str, folder: Path) -> list[str]:
     """Return wins, ties and losses against each other contestant."""
     tables = {noise: duels(each, headline) for noise, each in found.items()}
     saved = pd.concat(tables, names=["noise"]).reset_index()
     write_csv(folder, "duels", saved)
-    shown = pd.DataFrame(
-        {
-            NOISE_NAMES[noise]: [
-                f"{row.better} : {row.worse} ({row.wins} / {row.ties} / {row.losses})"
-                for row in table.itertuples()
-            ]
-            for noise, table in tables.items()
-            for table in [table.reindex(ordered(set(saved["method"]))).fillna(0).astype(int)]
-        },
-        index=pd.Index(ordered(set(saved["method"])), name="method"),
-    )
+    saved["told"] = [
+        f"{row.better} : {row.worse} ({row.wins} / {row.ties} / {row.losses})"
+        for row in saved.itertuples()
+    ]
+    shown = saved.pivot(index="method", columns="noise", values="told")[list(tables)].fillna("-")
     return [
         f"## {name_of(headline)} against each",
         "Tables with the lower NLL : with the higher one (wins / ties / losses by a paired test "
-        "over splits at 5 %, with the variance of overlapping training parts; with three splits it "
-        "rarely tells).",
-        markdown(named(shown)),
+        "over splits at 5 %, with the variance of overlapping training parts; three splits rarely "
+        "tell, fewer never).",
+        markdown(named(shown.loc[ordered(shown.index)].rename(columns=NOISE_NAMES))),
     ]
 
 
-def rating_parts(found: dict[str, Standing], headline: str, folder: Path) -> list[str]:
+def rating_parts(found: Mapping[str, Standing], headline: str, folder: Path) -> list[str]:
     """Return ratings over all noise together, on contestants that all of it has."""
-    everyone = set.intersection(*(set(each.contestants) for each in found.values()))
-    columns = ordered(everyone)
+    columns = ordered(set.intersection(*(set(each.contestants) for each in found.values())))
     means = pd.concat({n: each.means("nll")[columns] for n, each in found.items()}, names=["noise"])
     anchor = ANCHOR if ANCHOR in columns else headline
-    table = ratings(means, "nll", anchor=anchor).sort_values("rating", ascending=False)
-    write_csv(folder, "ratings", table.round(1).rename_axis("method").reset_index())
-    shown = pd.DataFrame(
-        {
-            "rating": table["rating"].map("{:.0f}".format),
-            "95 %": [f"{row.low:.0f} to {row.high:.0f}" for row in table.itertuples()],
-        },
-        index=table.index,
-    )
+    table = ratings(means, anchor=anchor).sort_values("rating", ascending=False)
+    write_csv(folder, "ratings", table.rename_axis("method").reset_index())
+    formats = {name: (name, "{:.0f}") for name in ("rating", "low", "high")}
     return [
         "## Rating",
         "Elo-like, from all pairs on all tables and noise together "
         f"({name_of(anchor, columns)} has 1 000; 400 points are odds of ten to one of the lower "
-        "NLL); interval by a bootstrap over tables.",
-        markdown(named(shown)),
+        "NLL); 95 % interval by a bootstrap over tables.",
+        markdown(named(formatted(table, formats))),
     ]
 
 
 def where_parts(
     frame: pd.DataFrame,
     facts: pd.DataFrame,
-    found: dict[str, Standing],
+    found: Mapping[str, Standing],
     headline: str,
     folder: Path,
 ) -> list[str]:
     """Return where ours is worst, and how ranks depend on the kind of table."""
-    gaps = {noise: worst_tables(each, headline, n_shown=10**6) for noise, each in found.items()}
-    write_csv(folder, "gaps", rounded(pd.concat(gaps, names=["noise"]).reset_index()))
+    gaps = {noise: gap_table(each, headline) for noise, each in found.items()}
+    write_csv(folder, "gaps", pd.concat(gaps, names=["noise"]).reset_index())
     save(figures.gap_dots(gaps, headline), folder, "gaps")
-    parts = [f"## Where {name_of(headline)} is worst", "Furthest above the best rival in NLL."]
+    lines = []
     for noise, table in gaps.items():
-        worst = table[table["behind"] > 0].head(6)
         words = "; ".join(
             f"{name} {row['nll']:.3f} ({name_of(row['best'])} {row['best_nll']:.3f})"
-            for name, row in worst.iterrows()
+            for name, row in table[table["behind"] > 0].head(8).iterrows()
         )
         first = int((table["behind"] <= 0).sum())
-        parts.append(
+        lines.append(
             f"- {NOISE_NAMES[noise].capitalize()}: {words or 'nowhere'}. First on {first} of "
             f"{len(table)} tables."
         )
-    parts.append(image("gaps", "NLL of ours minus that of the best rival."))
+    parts = [
+        f"## Where {name_of(headline)} is worst",
+        "Furthest above the best rival in NLL.",
+        "\n".join(lines),
+        "![NLL of ours minus that of the best rival.](gaps.png)",
+        "## What the rank depends on",
+        "Mean rank in NLL by kind of table.",
+    ]
     groups = {noise: group_table(frame, facts, each) for noise, each in found.items()}
-    write_csv(folder, "groups", rounded(pd.concat(groups, names=["noise"]).reset_index()))
-    parts += ["## What the rank depends on", "Mean rank in NLL by kind of table."]
+    write_csv(folder, "groups", pd.concat(groups, names=["noise"]).reset_index())
     for noise, table in groups.items():
-        shown = table.map("{:.1f}".format).reset_index().set_index("by")
-        shown = shown.rename(columns=lambda name, all_=table.columns: column_name(name, all_))
+        names = {name: name_of(name, table.columns) for name in table.columns}
+        shown = table.map("{:.1f}".format).rename(columns=names).reset_index().set_index("by")
         parts += [f"{NOISE_NAMES[noise].capitalize()}:", markdown(shown)]
     return parts
 
 
-def column_name(name: str, contestants: Collection[str]) -> str:
-    """Return a contestant's name; other columns keep theirs."""
-    return name_of(name, contestants) if name in contestants else name
+def before_parts(frame: pd.DataFrame, now: str, before: str, folder: Path) -> list[str]:
+    """Return ours against itself before: changes by noise, and the tables that lost."""
+    table = against_before(frame, now, before)
+    write_csv(folder, "before", table)
+    if table.empty:
+        return []
+    means = table.groupby("noise", sort=False)[["nll", "ece", "accuracy"]].mean()
+    counts = table.groupby("noise", sort=False)["nll"]
+    means = means.assign(better=counts.agg(lambda x: (x < 0).sum()), tables=counts.size())
+    formats = {"nll": ("NLL", "{:+.3f}"), "ece": ("ECE", "{:+.3f}")}
+    formats |= {"accuracy": ("accuracy", "{:+.1%}"), "better": ("lower NLL on", "{:.0f}")}
+    formats |= {"tables": ("of tables", "{:.0f}")}
+    lost = [
+        f"- {row.table}, {NOISE_NAMES[row.noise]}: {row.nll:+.3f} NLL, {row.ece:+.3f} ECE, "
+        f"{row.rows} rows, {row.splits} splits."
+        for row in table[table["worse"]].itertuples()
+    ]
+    return [
+        f"## {name_of(now, [now, before])} against {name_of(before, [now, before])}",
+        "Mean changes over tables, on the same problems.",
+        markdown(formatted(means, formats).rename(index=NOISE_NAMES).rename_axis("noise")),
+        f"Worse by more than {WORSE} NLL on tables of {WORSE_ROWS} rows or more: {len(lost)}.",
+        *(["\n".join(lost)] if lost else []),
+    ]
 
 
 def issue_parts(frame: pd.DataFrame, folder: Path) -> list[str]:
@@ -328,7 +321,7 @@ def issue_parts(frame: pd.DataFrame, folder: Path) -> list[str]:
     parts = []
     issues = issue_table(frame)
     if not issues.empty:
-        write_csv(folder, "issues", rounded(issues))
+        write_csv(folder, "issues", issues)
         wide = issues.pivot(index="method", columns="noise", values=["issue_auroc", "issue_ap"])
         wide = wide.loc[wide["issue_auroc"].mean(axis=1).sort_values(ascending=False).index]
         titles = {"issue_auroc": "AUROC", "issue_ap": "AP"}
@@ -341,71 +334,75 @@ def issue_parts(frame: pd.DataFrame, folder: Path) -> list[str]:
             markdown(named(shown)),
         ]
     table = noise_table(frame)
-    if not table.empty:
-        write_csv(folder, "noise", rounded(table))
-        contestants = table["method"].unique()
-        shown = pd.DataFrame(
-            {
-                "noise": table["noise"].map(NOISE_NAMES),
-                "true share": table["true"].map("{:.1%}".format),
-                "estimated": table["estimate"].map("{:.1%}".format),
-                "5 points too high on": [
-                    f"{row.above} of {row.tables}" for row in table.itertuples()
-                ],
-                "90 % sets cover": table["coverage"].map("{:.1%}".format),
-                "classes in a set": [
-                    f"{row.size:.2f} of {row.classes:.1f}" for row in table.itertuples(index=False)
-                ],
-            }
-        ).set_index(table["method"].map(lambda name: name_of(name, contestants)))
-        parts += ["## Share of wrong labels, and prediction sets", markdown(shown)]
-    return parts
+    if table.empty:
+        return parts
+    write_csv(folder, "noise", table)
+    contestants = table["method"].unique()
+    table["noise"] = table["noise"].map(NOISE_NAMES)
+    table.index = pd.Index([name_of(each, contestants) for each in table["method"]], name="method")
+    formats = {
+        "noise": ("noise", "{}"),
+        "true": ("true share", "{:.1%}"),
+        "estimate": ("estimated", "{:.1%}"),
+        "above": ("5 points too high on", "{}"),
+        "tables": ("of tables", "{}"),
+        "coverage": ("90 % sets cover", "{:.1%}"),
+        "size": ("classes in a set", "{:.2f}"),
+        "classes": ("of classes", "{:.1f}"),
+    }
+    return [
+        *parts,
+        "## Share of wrong labels, and prediction sets",
+        "Sets are judged by right labels of test rows.",
+        markdown(formatted(table, formats)),
+    ]
 
 
 def second_parts(frame: pd.DataFrame, folder: Path) -> list[str]:
     """Return how long everything takes."""
     table = seconds_table(frame)
-    write_csv(folder, "seconds", rounded(table.reset_index()))
-    shown = table.rename(columns=lambda name: name.replace("_seconds", " (s)"))
-    counts = ("cells", "holes")
-    shown = shown.apply(
-        lambda column: column.map(
-            lambda value: (
-                "-"
-                if pd.isna(value)
-                else f"{value:.0f}"
-                if column.name in counts
-                else f"{value:.2f}"
-            )
-        )
-    )
+    write_csv(folder, "seconds", table.reset_index())
+    formats: dict[str, tuple[str, str]] = {}
+    for name in table:
+        words = name.replace("_cpu", " (s)").replace("cpu_", "").replace("_", " ")
+        formats[name] = (words, "{:.0f}" if name in ("cells", "holes") else "{:.2f}")
     return [
         "## Seconds",
-        f"Medians by stage and of a whole cell; {table['hours'].sum():.1f} hours of one core for "
-        f"{table['cells'].sum():.0f} cells.",
-        markdown(named(shown)),
+        f"Medians of the processor by stage and of a whole cell; {table['cpu_hours'].sum():.1f} "
+        f"hours of one core for {table['cells'].sum():.0f} cells ({table['clock_hours'].sum():.1f} "
+        "by the clock).",
+        markdown(named(formatted(table, formats))),
     ]
 
 
-def hole_parts(frame: pd.DataFrame, found: dict[str, Standing]) -> list[str]:
+def hole_parts(frame: pd.DataFrame, found: Mapping[str, Standing]) -> list[str]:
     """Return what failed and who is not ranked."""
-    holes = frame[frame["error"].notna()]
+    everyone = frame["method"].unique()
     lines = [
-        f"- {name_of(method, frame['method'].unique())} on {table}, "
+        f"- {name_of(method, everyone)} on {table}, "
         f"{', '.join(NOISE_NAMES[noise] for noise in dict.fromkeys(here['noise']))}: "
         f"{here['error'].iloc[0]}"
-        for (method, table), here in holes.groupby(["method", "table"])
+        for (method, table), here in frame[frame["error"].notna()].groupby(["method", "table"])
     ]
-    for noise, each in found.items():
-        for name, count in each.left_out.items():
-            lines.append(
-                f"- Not ranked with {NOISE_NAMES[noise]}: {name_of(name, frame['method'].unique())}"
-                f", {count} of {each.n_problems} problems."
-            )
+    lines += [
+        f"- Not ranked with {NOISE_NAMES[noise]}: {name_of(name, everyone)}, {count} of "
+        f"{each.n_problems} problems."
+        for noise, each in found.items()
+        for name, count in each.left_out.items()
+    ]
     return ["## Left out", "\n".join(lines) or "Nothing."]
 
 
 # ---- Files.
+
+
+def formatted(table: pd.DataFrame, formats: Mapping[str, tuple[str, str]]) -> pd.DataFrame:
+    """Return texts: of each named column its title and its values, "-" where there is none."""
+
+    def text(form: str) -> Callable[[object], str]:
+        return lambda value: "-" if pd.isna(value) else form.format(value)
+
+    return pd.DataFrame({title: table[name].map(text(f)) for name, (title, f) in formats.items()})
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
@@ -424,22 +421,10 @@ def markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def rounded(table: pd.DataFrame) -> pd.DataFrame:
-    """Return numbers to five significant digits: enough for every figure, half the bytes."""
-    floats = table.select_dtypes("float").columns
-    return table.assign(
-        **{name: table[name].map(lambda value: float(f"{value:.5g}")) for name in floats}
-    )
-
-
 def write_csv(folder: Path, name: str, table: pd.DataFrame) -> None:
-    """Write a table as CSV."""
-    write_text(folder / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
-
-
-def image(name: str, caption: str) -> str:
-    """Return a figure in Markdown."""
-    return f"![{caption}]({name}.png)"
+    """Write a table as CSV, numbers with five significant digits: half the bytes."""
+    text = table.to_csv(index=False, lineterminator="\n", float_format="%.5g")
+    write_text(folder / f"{name}.csv", text)
 
 
 def save(figure: plt.Figure, folder: Path, name: str) -> None:

@@ -25,7 +25,7 @@ from benchmarks.arena.problems import measures, per_class
 N_FOLDS = 3  # of the refits that a temperature and label issues are made from
 MISSING = "missing"  # a category of its own
 CS = (0.01, 0.1, 1.0, 10.0)  # of logistic regression
-NCA_ROWS, NCA_WIDTH, NCA_ITERATIONS = 1000, 32, 50  # its cost grows with the square of the rows
+NCA_ROWS, NCA_WIDTH, NCA_ITERATIONS = 500, 32, 50  # its cost grows with the square of the rows
 TREES = 300
 STOP_SHARE, STOP_ROUNDS, MOST_ROUNDS = 0.15, 50, 1000  # early stopping of boosting
 LEARNING_RATE = 0.05  # CatBoost finds its own
@@ -171,32 +171,36 @@ def _forest(rows: Rows) -> Fitted:
     return Fitted(predict, held_out)
 
 
-def _as_they_are(known, labels, others, scaling: str) -> list[np.ndarray]:
-    """Encode tables for the tuned kNN; see ``knn.Place``."""
+def _as_they_are(known: pd.DataFrame, labels: np.ndarray, scaling: str) -> knn.Encode:
+    """Return what encodes tables for the tuned kNN; see ``knn.Place``."""
     model = encoder(known).fit(known)
-    encoded = [np.asarray(model.transform(table), np.float64) for table in (known, *others)]
     n_numbers = known.shape[1] - len(texts_of(known))
-    if scaling == "quantile" and n_numbers:
-        ranks = QuantileTransformer(
-            n_quantiles=min(1000, len(known)), output_distribution="normal", subsample=None
-        ).fit(encoded[0][:, :n_numbers])
-        for rows in encoded:
-            rows[:, :n_numbers] = ranks.transform(rows[:, :n_numbers])
-    return encoded
+    encode = lambda table: np.asarray(model.transform(table), np.float64)  # noqa: E731
+    if scaling == "standard" or not n_numbers:
+        return encode
+    ranks = QuantileTransformer(
+        n_quantiles=min(1000, len(known)), output_distribution="normal", subsample=None
+    ).fit(encode(known)[:, :n_numbers])
+
+    def encode_by_rank(table: pd.DataFrame) -> np.ndarray:
+        rows = encode(table)
+        rows[:, :n_numbers] = ranks.transform(rows[:, :n_numbers])
+        return rows
+
+    return encode_by_rank
 
 
-def _by_learned_metric(known, labels, others, scaling: str) -> list[np.ndarray]:
-    """Encode tables and apply the metric that NCA learns on at most 1 000 rows."""
-    encoded = _as_they_are(known, labels, others, scaling)
+def _by_learned_metric(known: pd.DataFrame, labels: np.ndarray, scaling: str) -> knn.Encode:
+    """Return what encodes tables by the metric that NCA learns on at most ``NCA_ROWS`` rows."""
+    encode = _as_they_are(known, labels, scaling)
     some = np.random.default_rng(0).permutation(len(known))[:NCA_ROWS]
-    steps, width = [], encoded[0].shape[1]
-    if width > 2 * NCA_WIDTH:
+    rows, steps = encode(known)[some], []
+    if rows.shape[1] > 2 * NCA_WIDTH:
         steps = [PCA(min(2 * NCA_WIDTH, len(some) - 1), random_state=0)]
-    nca = NeighborhoodComponentsAnalysis(
-        min(NCA_WIDTH, width, len(some) - 1), init="pca", max_iter=NCA_ITERATIONS, random_state=0
-    )
-    metric = make_pipeline(*steps, nca).fit(encoded[0][some], labels[some])
-    return [np.asarray(metric.transform(rows), np.float64) for rows in encoded]
+    width = min(NCA_WIDTH, rows.shape[1], len(some) - 1)
+    nca = NeighborhoodComponentsAnalysis(width, init="pca", max_iter=NCA_ITERATIONS, random_state=0)
+    metric = make_pipeline(*steps, nca).fit(rows, labels[some])
+    return lambda table: np.asarray(metric.transform(encode(table)), np.float64)
 
 
 def _tuned(grid: knn.Grid, place: knn.Place) -> Callable[[Rows], Fitted]:
@@ -217,9 +221,11 @@ def _tuned(grid: knn.Grid, place: knn.Place) -> Callable[[Rows], Fitted]:
             tried = _searched(rows, alone, place)
             probs = next(each for setting, each in tried if setting.weights == best.weights)
 
+        encode = place(rows.features, rows.labels, best.scaling)
+        memory = encode(rows.features)
+
         def predict(features: pd.DataFrame) -> np.ndarray:
-            memory, queries = place(rows.features, rows.labels, [features], best.scaling)
-            return knn.predict_with(best, memory, rows.labels, queries, rows.n_classes)
+            return knn.predict_with(best, memory, rows.labels, encode(features), rows.n_classes)
 
         return Fitted(predict, probs, asdict(best))
 
@@ -291,7 +297,8 @@ def _lightgbm(rows: Rows) -> Predict:
     model.fit(
         shown(fitted_on.features),
         fitted_on.labels,
-        eval_set=[(shown(stop.features), stop.labels)],
+        eval_X=shown(stop.features),
+        eval_y=stop.labels,
         callbacks=[lightgbm.early_stopping(STOP_ROUNDS, verbose=False)],
     )
     return lambda features: model.predict_proba(shown(features))

@@ -4,6 +4,7 @@ A process or worker that dies costs the cells it was at; they are tried once mor
 holes.
 """
 
+import json
 import multiprocessing
 import os
 import sys
@@ -12,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -43,21 +42,13 @@ def open_arena(settings: Settings) -> None:
     path = settings.folder / "arena.json"
     if not path.is_file():
         write_json(path, here)
-        return
-    found = read_settings(settings.folder)
+    found = json.loads(path.read_text(encoding="utf-8"))
     for name, value in here.items():
         if found[name] != value:
             raise ValueError(
                 f"{name} must be that of the cells in {settings.folder} ({found[name]}), "
                 f"got {name}={value}; choose another --out"
             )
-
-
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return what all cells of an arena share."""
-    import json
-
-    return json.loads((folder / "arena.json").read_text(encoding="utf-8"))
 
 
 def compute(
@@ -94,12 +85,10 @@ def compute(
     with tqdm(total=len(waiting), desc="cells", unit="cell", mininterval=often) as bar:
         for cell, stored in measured:
             clock.done(cell, stored)
-            left = clock.seconds_left() / (1 if scheduler else n_jobs)
-            bar.set_postfix_str(
-                f"about {clock_words(left)} left; {cell.table} {cell.noise} {cell.split} "
-                f"{cell.method}{' FAILED' if 'error' in stored else ''}",
-                refresh=False,
-            )
+            left = tqdm.format_interval(clock.seconds_left() / (1 if scheduler else n_jobs))
+            failed = " FAILED" if "error" in stored else ""
+            words = f"{cell.table} {cell.noise} {cell.split} {cell.method}{failed}"
+            bar.set_postfix_str(f"about {left} left; {words}", refresh=False)
             bar.update()
 
 
@@ -183,42 +172,28 @@ def one_thread_each() -> Iterator[None]:
 
 
 class Clock:
-    """How long the rest takes, by the median of cells of the same method on the same table.
-
-    Where there is none yet, cells of the same method count, then all.
-    """
+    """How long the rest takes, by the mean of cells of the same method, or else of all."""
 
     def __init__(self, waiting: Iterable[Cell], known: dict[Cell, dict[str, Any]]) -> None:
-        self._waiting = Counter((cell.table, cell.method) for cell in waiting)
-        self._taken: dict[tuple[str, ...], list[float]] = {}
+        self._waiting = Counter(cell.method for cell in waiting)
+        self._sums, self._counts = Counter(), Counter()
         for cell, stored in known.items():
             self._learn(cell, stored)
 
     def _learn(self, cell: Cell, stored: dict[str, Any]) -> None:
-        seconds = sum(stored["seconds"].values())
-        for key in ((cell.table, cell.method), (cell.method,), ()):
-            self._taken.setdefault(key, []).append(seconds)
+        for key in (cell.method, ""):
+            self._sums[key] += sum(stored["seconds"].values())
+            self._counts[key] += 1
 
     def done(self, cell: Cell, stored: dict[str, Any]) -> None:
         """Take a cell off what is waiting."""
-        self._waiting[cell.table, cell.method] -= 1
+        self._waiting[cell.method] -= 1
         self._learn(cell, stored)
 
     def seconds_left(self) -> float:
         """Return the seconds that one process needs for what is waiting."""
-        medians: dict[tuple[str, ...], float] = {}
-        total = 0.0
-        for (table, method), count in self._waiting.items():
-            keys = ((table, method), (method,), ())
-            key = next((each for each in keys if each in self._taken), None)
-            if key is not None:
-                medians.setdefault(key, median(self._taken[key]))
-                total += count * medians[key]
-        return total
-
-
-def clock_words(seconds: float) -> str:
-    """Return hours and minutes, or minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, whole = divmod(minutes, 60)
-    return f"{hours} h {whole:02d} min" if hours else f"{minutes}:{rest:02d}"
+        keys = {method: method if self._counts[method] else "" for method in self._waiting}
+        return sum(
+            count * self._sums[keys[method]] / max(1, self._counts[keys[method]])
+            for method, count in self._waiting.items()
+        )

@@ -1,8 +1,8 @@
-"""Standings: cells of an arena to tables of who is how good, how fast, and where.
+"""Standings: cells of an arena to mean ranks, wins, ratings, and tables of who is good where.
 
 A contestant is a rival, or one of ours with the label of its version ("attnknn@now"); with a
-temperature it is another answer of the same contestant. Axes of a table of values: problems (table,
-split), contestants.
+temperature it is another answer of the same contestant. Tables are the sample: a contestant's
+measure on a table is its mean over splits.
 """
 
 from collections.abc import Collection
@@ -11,16 +11,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+from scipy import stats
 
 from benchmarks.arena.cells import read_all
 from benchmarks.arena.ours import OURS
-from benchmarks.arena.problems import NOISE
-from benchmarks.arena.ranks import grouped_ranks, losses, mean_ranks, paired_counts
+from benchmarks.arena.problems import NOISE, TRAIN_SHARE
 from benchmarks.arena.rivals import RIVALS
 
 METRICS = ("nll", "brier", "ece", "accuracy")
+HIGHER_IS_BETTER = ("accuracy",)
+LEVEL = 0.05
+TIE = 1e-9  # means that differ by less are the same
+RESAMPLES = 400
 COVER = 0.8  # of the problems in question; who has fewer is named, not ranked
+WORSE, WORSE_ROWS = 0.03, 200  # NLL that a new version may lose on tables of so many rows
 NAMES = {
     "attnknn": "Attn-KNN",
     "attnknn-as-given": "Attn-KNN, label_noise=0",
@@ -37,8 +43,8 @@ NAMES = {
     "tabr": "TabR",
 }
 KEYS = ("table", "noise", "split", "method")
-FACTS = ("rows", "test_rows", "classes", "true_noise", "label_noise", "embedder", "temperature")
-FACTS += ("issue_auroc", "issue_ap", "set_coverage", "set_size", "data", "code", "version", "error")
+FACTS = ("rows", "classes", "true_noise", "label_noise", "embedder", "temperature", "issue_auroc")
+FACTS += ("issue_ap", "set_coverage", "set_size", "data", "code", "version", "error")
 
 
 def is_ours(contestant: str) -> bool:
@@ -59,8 +65,11 @@ def ordered(contestants: Collection[str]) -> list[str]:
     return sorted(contestants, key=lambda each: (order.index(each.partition("@")[0]), each))
 
 
+# ---- Cells as one table.
+
+
 def frame_of(cells: list[dict[str, Any]]) -> pd.DataFrame:
-    """Return one row a cell: keys, measures as it comes, measures with a temperature, seconds."""
+    """Return one row a cell: keys, measures as it comes and with a temperature, seconds."""
     rows = []
     for cell in cells:
         label = f"@{cell['label']}" if cell.get("label") else ""
@@ -69,6 +78,7 @@ def frame_of(cells: list[dict[str, Any]]) -> pd.DataFrame:
         row |= cell.get("metrics", {})
         row |= {f"tempered_{name}": value for name, value in cell.get("tempered", {}).items()}
         row |= {f"{stage}_seconds": taken for stage, taken in cell["seconds"].items()}
+        row |= {f"{stage}_cpu": taken for stage, taken in cell.get("cpu", {}).items()}
         rows.append(row)
     columns = [*KEYS, *METRICS, "error"]
     frame = pd.DataFrame(rows)
@@ -141,15 +151,14 @@ def standing(
         tempered: Take rivals with their temperature; ours have none.
     """
     here = frame[frame["noise"] == noise].copy()
+    if headline not in here["method"].unique():
+        return None
     if tempered:
         for metric in METRICS:
             if f"tempered_{metric}" in here:
                 here[metric] = here[f"tempered_{metric}"].fillna(here[metric])
     wide = here.pivot(index=["table", "split"], columns="method", values=list(METRICS))
-    if headline not in here["method"].unique():
-        return None
-    asked = wide["nll"][headline].notna()
-    wide = wide[asked]
+    wide = wide[wide["nll"][headline].notna()]
     answered = wide["nll"].notna().sum()
     kept = ordered([name for name in answered.index if answered[name] >= COVER * len(wide)])
     whole = wide["nll"][kept].notna().all(axis=1)
@@ -159,51 +168,196 @@ def standing(
         noise=noise,
         values={metric: wide.loc[whole, metric][kept] for metric in METRICS},
         left_out={name: int(answered[name]) for name in ordered(set(answered.index) - set(kept))},
-        n_problems=int(asked.sum()),
+        n_problems=len(wide),
     )
 
 
-def noises_in(frame: pd.DataFrame) -> list[str]:
-    """Return the kinds of noise that there are cells of, in their order."""
-    return [name for name in NOISE if (frame["noise"] == name).any()]
+def standings(frame: pd.DataFrame, headline: str, *, tempered: bool = False) -> dict[str, Standing]:
+    """Return the standing of every kind of noise that there are cells of, in their order."""
+    found = {noise: standing(frame, noise, headline, tempered=tempered) for noise in NOISE}
+    return {noise: each for noise, each in found.items() if each is not None}
 
 
-def standing_table(frame: pd.DataFrame, found: Standing) -> pd.DataFrame:
-    """Return a row a contestant, the best mean rank in NLL first."""
-    columns: dict[str, pd.Series] = {}
-    for metric in METRICS:
-        columns[f"rank_{metric}"] = mean_ranks(found.means(metric), metric)["rank"]
-    for metric in METRICS:
-        columns[f"mean_{metric}"] = found.means(metric).mean()
-    columns["median_nll"] = found.means("nll").median()
-    here = frame[frame["noise"] == found.noise]
-    for stage in ("fit", "predict"):
-        columns[f"{stage}_seconds"] = here.groupby("method")[f"{stage}_seconds"].median()
-    table = pd.DataFrame(columns).loc[found.contestants]
-    return table.sort_values("rank_nll").rename_axis("method")
+# ---- Ranks, wins and ratings.
+
+
+def losses(means: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return measures turned so that less is better."""
+    return -means if metric in HIGHER_IS_BETTER else means
+
+
+def mean_ranks(means: pd.DataFrame, metric: str) -> pd.DataFrame:
+    """Return the mean rank of every method, 1 = best, with its 95 % interval over tables.
+
+    Args:
+        means: A row per table, a column per method, nothing missing.
+        metric: Whose values they are.
+
+    Returns:
+        Index: the methods. Columns ``rank``, ``low``, ``high``.
+    """
+    ranks = losses(means, metric).round(9).rank(axis=1)
+    rank = ranks.mean()
+    half = pd.Series(0.0, index=rank.index)
+    if len(ranks) > 1:
+        half = stats.t.ppf(1 - LEVEL / 2, len(ranks) - 1) * ranks.sem()
+    return pd.DataFrame({"rank": rank, "low": rank - half, "high": rank + half})
+
+
+def critical_difference(n_methods: int, n_tables: int) -> float:
+    """Return by how much two mean ranks must differ to be told apart (Nemenyi)."""
+    quantile = stats.studentized_range.ppf(1 - LEVEL, n_methods, np.inf) / np.sqrt(2)
+    return float(quantile * np.sqrt(n_methods * (n_methods + 1) / (6 * n_tables)))
 
 
 def duels(found: Standing, headline: str) -> pd.DataFrame:
     """Return how often the headline contestant beats each other one in NLL, table by table."""
     rivals = [name for name in found.contestants if name != headline]
-    counts = [paired_counts(found.values["nll"], headline, rival, "nll") for rival in rivals]
+    counts = [paired_counts(found.values["nll"], headline, rival) for rival in rivals]
     return pd.DataFrame(counts, index=pd.Index(rivals, name="method"))
 
 
-def worst_tables(found: Standing, headline: str, n_shown: int = 6) -> pd.DataFrame:
-    """Return the tables where rivals' best NLL is furthest below the headline contestant's."""
-    means = losses(found.means("nll"), "nll")
+def paired_counts(values: pd.DataFrame, ours: str, rival: str) -> dict[str, int]:
+    """Return on how many tables one method beats another, by a paired test over splits.
+
+    Args:
+        values: Index ``table`` and ``split``, a column per method; less is better.
+        ours: Whose wins are counted.
+        rival: Against whom.
+
+    Returns:
+        ``better`` and ``worse`` by the mean alone; ``wins``, ``ties`` and ``losses`` by the test at
+        5 %, two-sided. With fewer than three splits nothing can be told: a tie.
+    """
+    gaps = (values[ours] - values[rival]).dropna()
+    found = dict.fromkeys(("better", "worse", "wins", "ties", "losses"), 0)
+    for _, gap in gaps.groupby(level="table"):
+        mean = float(gap.mean())
+        found["better"] += mean < -TIE
+        found["worse"] += mean > TIE
+        told = "ties" if resampled_p(gap.to_numpy()) >= LEVEL else "wins" if mean < 0 else "losses"
+        found[told] += 1
+    return found
+
+
+def resampled_p(gaps: np.ndarray) -> float:
+    """Return the two-sided p-value of a mean difference over random splits; 1 where it is open.
+
+    The t-test of Nadeau and Bengio, for training parts that overlap: the variance of the mean is
+    (1/n + test/train) of that of a difference.
+    """
+    n, spread = len(gaps), gaps.std(ddof=1) if len(gaps) > 1 else 0.0
+    if n < 3 or spread <= TIE:
+        return 1.0
+    scale = spread * np.sqrt(1 / n + (1 - TRAIN_SHARE) / TRAIN_SHARE)
+    return float(2 * stats.t.sf(abs(gaps.mean()) / scale, n - 1))
+
+
+def ratings(means: pd.DataFrame, *, anchor: str, seed: int = 0) -> pd.DataFrame:
+    """Return Elo-like ratings: 400 points are odds of ten to one of being better on a table.
+
+    Args:
+        means: A row per table and noise, a column per method, less is better; index level
+            ``table``.
+        anchor: The method that has 1 000.
+        seed: Of the bootstrap over tables.
+
+    Returns:
+        Index: the methods. Columns ``rating``, ``low``, ``high`` (95 %).
+    """
+    values = means.to_numpy()
+    gaps = values[:, :, None] - values[:, None, :]
+    won = np.where(gaps < -TIE, 1.0, np.where(gaps > TIE, 0.0, 0.5))  # (rows, M, M)
+    tables = means.index.get_level_values("table")
+    names = tables.unique()
+    per_table = np.stack([won[tables == name].sum(axis=0) for name in names])
+    place = list(means.columns).index(anchor)
+    rng = np.random.default_rng(seed)
+    drawn = [
+        _strengths(per_table[rng.integers(0, len(names), len(names))].sum(axis=0), place)
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(drawn, [LEVEL / 2, 1 - LEVEL / 2], axis=0)
+    rating = _strengths(per_table.sum(axis=0), place)
+    return pd.DataFrame({"rating": rating, "low": low, "high": high}, index=means.columns)
+
+
+def _strengths(won: np.ndarray, anchor: int) -> np.ndarray:
+    """Return Bradley-Terry strengths as ratings (Hunter's MM steps).
+
+    Half a win against everybody on either side keeps whoever always wins finite.
+    """
+    won = won + 0.5
+    np.fill_diagonal(won, 0.0)
+    played = won + won.T
+    strength = np.ones(len(won))
+    for _ in range(500):
+        new = won.sum(axis=1) / np.divide(played, strength[:, None] + strength).sum(axis=1)
+        new /= np.exp(np.log(new).mean())
+        if np.abs(np.log(new / strength)).max() < 1e-6:
+            break
+        strength = new
+    rating = 400 * np.log10(strength)
+    return 1000 + rating - rating[anchor]
+
+
+# ---- Tables of a report.
+
+
+def standing_table(frame: pd.DataFrame, found: Standing) -> pd.DataFrame:
+    """Return a row a contestant, the best mean rank in NLL first."""
+    columns = {f"rank_{m}": mean_ranks(found.means(m), m)["rank"] for m in METRICS}
+    columns |= {f"mean_{m}": found.means(m).mean() for m in METRICS}
+    columns |= {f"median_{m}": found.means(m).median() for m in METRICS}
+    here = frame[frame["noise"] == found.noise].groupby("method")
+    columns |= {f"{stage}_cpu": here[f"{stage}_cpu"].median() for stage in ("fit", "predict")}
+    table = pd.DataFrame(columns).loc[found.contestants]
+    return table.sort_values("rank_nll").rename_axis("method")
+
+
+def gap_table(found: Standing, headline: str) -> pd.DataFrame:
+    """Return by how much the headline contestant's NLL is above the best rival's: worst first."""
+    means = found.means("nll")
     rivals = means[[name for name in means if not is_ours(name)]]
-    table = pd.DataFrame(
-        {
-            "nll": means[headline],
-            "best": rivals.idxmin(axis=1),
-            "best_nll": rivals.min(axis=1),
-            "rank": means.rank(axis=1)[headline],
-        }
-    )
+    columns = {
+        "nll": means[headline],
+        "best": rivals.idxmin(axis=1),
+        "best_nll": rivals.min(axis=1),
+    }
+    table = pd.DataFrame(columns).assign(rank=means.rank(axis=1)[headline])
     table["behind"] = table["nll"] - table["best_nll"]
-    return table.sort_values("behind", ascending=False).head(n_shown)
+    return table.sort_values("behind", ascending=False)
+
+
+def against_before(frame: pd.DataFrame, now: str, before: str) -> pd.DataFrame:
+    """Return two versions of ours table by table, on the problems that both have answered.
+
+    Returns:
+        A row a noise and table, most worsened first: ``rows``, ``splits``, the change of NLL, ECE
+        and accuracy, and whether it is ``worse`` than it may be.
+    """
+    both = frame[frame["method"].isin([now, before])]
+    wide = both.pivot(index=["noise", "table", "split"], columns="method", values=list(METRICS))
+    wide = wide.dropna()
+    change = pd.DataFrame({m: wide[m][now] - wide[m][before] for m in METRICS})
+    grouped = change.groupby(level=["noise", "table"])
+    table = grouped.mean().assign(splits=grouped.size()).reset_index()
+    table["rows"] = table["table"].map(frame.groupby("table")["rows"].median()).astype(int)
+    table["worse"] = (table["nll"] > WORSE) & (table["rows"] >= WORSE_ROWS)
+    return table.sort_values("nll", ascending=False, ignore_index=True)
+
+
+def group_table(frame: pd.DataFrame, facts: pd.DataFrame, found: Standing) -> pd.DataFrame:
+    """Return mean ranks in NLL: a row a group of three tables or more, a column a contestant."""
+    ranks = found.means("nll").round(9).rank(axis=1)
+    parts = {}
+    for what, groups in groups_of(frame, facts).items():
+        groups = groups.reindex(ranks.index)
+        sizes = groups.value_counts()
+        part = ranks.groupby(groups, observed=True).mean()
+        part = part[[sizes[name] >= 3 for name in part.index]]
+        parts[what] = part.rename(index=lambda name, sizes=sizes: f"{name} ({sizes[name]} tables)")
+    return pd.concat(parts, names=["by", "group"])
 
 
 def groups_of(frame: pd.DataFrame, facts: pd.DataFrame) -> dict[str, pd.Series]:
@@ -228,22 +382,8 @@ def groups_of(frame: pd.DataFrame, facts: pd.DataFrame) -> dict[str, pd.Series]:
 
 def _spans(edges: list[float]) -> list[str]:
     """Return the names of spans that end with each edge."""
-    names = []
-    for low, high in pairwise(edges):
-        if high == float("inf"):
-            names.append(f"more than {low:g}")
-        else:
-            names.append(f"up to {high:g}" if not low else f"{low + 1:g} to {high:g}")
-    return names
-
-
-def group_table(frame: pd.DataFrame, facts: pd.DataFrame, found: Standing) -> pd.DataFrame:
-    """Return mean ranks in NLL: a row a group of tables, a column a contestant."""
-    parts = {
-        f"{what}": grouped_ranks(found.means("nll"), groups, "nll")
-        for what, groups in groups_of(frame, facts).items()
-    }
-    return pd.concat(parts, names=["by", "group"])
+    names = [f"{low + 1:g} to {high:g}" for low, high in pairwise(edges)]
+    return [f"up to {edges[1]:g}", *names[1:-1], f"more than {edges[-2]:g}"]
 
 
 def issue_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -253,7 +393,7 @@ def issue_table(frame: pd.DataFrame) -> pd.DataFrame:
     problems that all have answered.
     """
     found = frame.dropna(subset=["issue_auroc"]) if "issue_auroc" in frame else frame.head(0)
-    parts = []
+    parts = [pd.DataFrame(columns=["noise", "issue_auroc", "issue_ap", "tables"])]
     for noise, here in found.groupby("noise", sort=False):
         wide = here.pivot(
             index=["table", "split"], columns="method", values=["issue_auroc", "issue_ap"]
@@ -263,9 +403,7 @@ def issue_table(frame: pd.DataFrame) -> pd.DataFrame:
         whole = wide[wide["issue_auroc"][kept].notna().all(axis=1)]
         means = whole.groupby(level="table").mean().mean().unstack(0).loc[kept]
         parts.append(means.assign(noise=noise, tables=whole.index.unique("table").size))
-    if not parts:
-        return pd.DataFrame(columns=["noise", "issue_auroc", "issue_ap", "tables"])
-    return pd.concat(parts).rename_axis("method").reset_index()
+    return pd.concat(parts[1:] or parts).rename_axis("method").reset_index()
 
 
 def noise_table(frame: pd.DataFrame) -> pd.DataFrame:
@@ -285,24 +423,23 @@ def noise_table(frame: pd.DataFrame) -> pd.DataFrame:
         "size": "set_size",
         "classes": "classes",
     }
-    keys = ["noise", "method", "table"]
-    means = ours.groupby(keys, sort=False)[list(named.values())].mean()
+    means = ours.groupby(["noise", "method", "table"], sort=False)[list(named.values())].mean()
     means["above"] = means["label_noise"] > means["true_noise"] + 0.05
     grouped = means.groupby(level=["noise", "method"], sort=False)
     table = grouped[list(named.values())].mean().set_axis(list(named), axis=1)
-    table["above"] = grouped["above"].sum()
-    table["tables"] = grouped.size()
-    return table.reset_index()
+    return table.assign(above=grouped["above"].sum(), tables=grouped.size()).reset_index()
 
 
 def seconds_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the median seconds of each stage and of a cell, and the hours of all, by method."""
-    stages = [name for name in frame if name.endswith("_seconds")]
+    """Return the median seconds of the processor by stage and of a cell, and the hours of all."""
+    stages = [name for name in frame if name.endswith("_cpu")]
+    method = frame["method"]
     total = frame[stages].sum(axis=1)
-    by_method = frame["method"]
+    clock = frame[[name for name in frame if name.endswith("_seconds")]].sum(axis=1)
     table = frame.groupby("method")[stages].median()
-    table["cell_seconds"] = total.groupby(by_method).median()
-    table["hours"] = total.groupby(by_method).sum() / 3600
-    table["cells"] = by_method.value_counts()
-    table["holes"] = frame["error"].notna().groupby(by_method).sum()
+    table["cell_cpu"] = total.groupby(method).median()
+    table["cpu_hours"] = total.groupby(method).sum() / 3600
+    table["clock_hours"] = clock.groupby(method).sum() / 3600
+    table["cells"] = method.value_counts()
+    table["holes"] = frame["error"].notna().groupby(method).sum()
     return table.loc[ordered(table.index)]

@@ -1,3 +1,0 @@
-"""Embeddings as tables."""
-
-READERS: dict = {}
