@@ -187,11 +187,11 @@ def standing_parts(frame: pd.DataFrame, found: Mapping[str, Standing], folder: P
     noise = next(iter(found))
     save(figures.rank_dots(ranks, gaps), folder, "ranks")
     save(figures.speed_dots(tables[noise], noise=noise), folder, "speed")
-    parts += ["![Mean ranks in NLL; bar: critical difference.](ranks.png)"]
+    parts += ["![Mean ranks in NLL; bar: critical difference.](ranks.svg)"]
     if len(ranks) > 1:
         save(figures.noise_lines(ranks), folder, "noise")
-        parts += ["![Mean ranks against wrong labels.](noise.png)"]
-    return [*parts, "![Mean rank against seconds.](speed.png)"]
+        parts += ["![Mean ranks against wrong labels.](noise.svg)"]
+    return [*parts, "![Mean rank against seconds.](speed.svg)"]
 
 
 def tempered_parts(frame: pd.DataFrame, headline: str, folder: Path) -> list[str]:
@@ -277,7 +277,7 @@ def where_parts(
         f"## Where {name_of(headline)} is worst",
         "Furthest above the best rival in NLL.",
         "\n".join(lines),
-        "![NLL of ours minus that of the best rival.](gaps.png)",
+        "![NLL of ours minus that of the best rival.](gaps.svg)",
         "## What the rank depends on",
         "Mean rank in NLL by kind of table.",
     ]
@@ -430,5 +430,6 @@ def write_csv(folder: Path, name: str, table: pd.DataFrame) -> None:
 def save(figure: plt.Figure, folder: Path, name: str) -> None:
     """Save a figure for the report."""
     folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.png", dpi=160, metadata={"Software": None})
+    with plt.rc_context({"svg.hashsalt": name}):  # the same bytes on every run
+        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     plt.close(figure)

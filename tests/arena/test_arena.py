@@ -442,7 +442,7 @@ def test_a_report_of_made_up_cells(tables, tmp_path, monkeypatch):
     before = pd.read_csv(out / "before.csv")
     assert before["worse"].sum() == 2 and len(before) == 4
     assert pd.read_csv(out / "tempered.csv")["mean_nll"].min() == pytest.approx(0.25, abs=1e-3)
-    figures = sorted(path.stem for path in out.glob("*.png"))
+    figures = sorted(path.stem for path in out.glob("*.svg"))
     assert figures == ["gaps", "noise", "ranks", "speed"]
     again = write_report(out, tmp_path / "again", labels=["before", "now"])  # of what was saved
     assert again == report.split("\n\n")[1]
