@@ -3,10 +3,19 @@
 from collections.abc import Collection, Mapping
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnknn.figures.style import FAINT, FULL_WIDTH, INK, MethodStyle, label_line_ends, quiet_grid
+from attnknn.figures.style import (
+    FAINT,
+    FULL_WIDTH,
+    INK,
+    MethodStyle,
+    label_line_ends,
+    quiet_grid,
+    spread,
+)
 from benchmarks.arena.problems import NOISE, NOISE_NAMES
 from benchmarks.arena.standings import is_ours, name_of, ordered
 
@@ -124,14 +133,15 @@ def speed_dots(table: pd.DataFrame, *, noise: str) -> Figure:
         noise: Which noise it is.
     """
     figure, ax = plt.subplots(figsize=(0.72 * FULL_WIDTH, 2.7))
-    for name, row in table.iterrows():
+    table = table.sort_values("rank_nll")
+    heights = spread(table["rank_nll"].tolist(), 0.055 * np.ptp(table["rank_nll"]))
+    for height, (name, row) in zip(heights, table.iterrows(), strict=True):
         style = style_of(name, table.index)
         ax.plot([row["fit_cpu"]], [row["rank_nll"]], linestyle="none", **style.points)
         ax.annotate(
             name_of(name, table.index),
-            (row["fit_cpu"], row["rank_nll"]),
-            xytext=(4, 3),
-            textcoords="offset points",
+            (row["fit_cpu"] * 1.15, height),
+            va="center",
             fontsize=7,
             color=style.text_colour,
             parse_math=False,

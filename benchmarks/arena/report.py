@@ -7,6 +7,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 
 from attnknn.figures.style import use_style
+from attnknn.figures.tables import save_figure
 from attnknn.files import write_text
 from benchmarks.arena import figures
 from benchmarks.arena.problems import NOISE_NAMES
@@ -37,6 +38,12 @@ from benchmarks.arena.tables import facts_of
 ANCHOR = "forest"  # has 1 000 points, as in TabArena
 TITLES = {"nll": "NLL", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy"}
 FORMATS = {"nll": "{:.3f}", "brier": "{:.3f}", "ece": "{:.3f}", "accuracy": "{:.1%}"}
+CAPTIONS = {
+    "ranks": "Mean ranks in NLL with 95 % intervals; bar: critical difference.",
+    "noise": "Mean ranks in NLL against the share of wrong labels.",
+    "speed": "Mean rank in NLL against seconds of a fit.",
+    "gaps": "NLL of ours minus that of the best rival, table by table.",
+}
 UNSAVED = ["data", "version"]  # checked when cells are read; they would double the file
 
 
@@ -67,6 +74,11 @@ def write_report(
     write_csv(folder, "tables", facts.reset_index())
     words = summary(frame, found, headline)
     parts = ["# The arena", words, *conditions(frame, facts)]
+    for name, caption in CAPTIONS.items():
+        figure = picture(name, frame, found, headline)
+        save_figure(figure, folder, name)
+        plt.close(figure)
+        parts.append(f"![{caption}]({name}.svg)")
     parts += standing_parts(frame, found, folder)
     parts += tempered_parts(frame, headline, folder)
     parts += duel_parts(found, headline, folder)
@@ -162,36 +174,43 @@ def conditions(frame: pd.DataFrame, facts: pd.DataFrame) -> list[str]:
 # ---- Parts of the report: each saves its table and returns it in words.
 
 
-def standing_parts(frame: pd.DataFrame, found: Mapping[str, Standing], folder: Path) -> list[str]:
-    """Return a table a noise, and draw the ranks."""
-    parts, saved = [], []
-    tables = {noise: standing_table(frame, each) for noise, each in found.items()}
+def picture(
+    name: str, frame: pd.DataFrame, found: Mapping[str, Standing], headline: str
+) -> plt.Figure:
+    """Return a figure: one of ``CAPTIONS``."""
+    if name == "gaps":
+        gaps = {noise: gap_table(each, headline) for noise, each in found.items()}
+        return figures.gap_dots(gaps, headline)
+    if name == "speed":
+        noise = next(iter(found))
+        return figures.speed_dots(standing_table(frame, found[noise]), noise=noise)
     ranks = {noise: mean_ranks(each.means("nll"), "nll") for noise, each in found.items()}
-    gaps = {}
+    if name == "noise":
+        return figures.noise_lines(ranks)
+    n_tables = {noise: len(each.means("nll")) for noise, each in found.items()}
+    differences = {n: critical_difference(len(ranks[n]), n_tables[n]) for n in ranks}
+    return figures.rank_dots(ranks, differences)
+
+
+def standing_parts(frame: pd.DataFrame, found: Mapping[str, Standing], folder: Path) -> list[str]:
+    """Return a table a noise."""
+    parts, saved = [], []
+    formats = {f"rank_{m}": (f"rank {TITLES[m]}", "{:.2f}") for m in METRICS}
+    formats |= {f"mean_{m}": (TITLES[m], FORMATS[m]) for m in METRICS}
+    formats |= {f"median_{m}": (f"median {TITLES[m]}", FORMATS[m]) for m in METRICS}
+    formats |= {"fit_cpu": ("fit (s)", "{:.2f}"), "predict_cpu": ("predict (s)", "{:.3f}")}
     for noise, each in found.items():
-        table, n_tables = tables[noise], len(each.means("nll"))
-        gaps[noise] = critical_difference(len(table), n_tables)
+        table, n_tables = standing_table(frame, each), len(each.means("nll"))
         saved.append(table.reset_index().assign(noise=noise, tables=n_tables))
-        formats = {f"rank_{m}": (f"rank {TITLES[m]}", "{:.2f}") for m in METRICS}
-        formats |= {f"mean_{m}": (TITLES[m], FORMATS[m]) for m in METRICS}
-        formats |= {f"median_{m}": (f"median {TITLES[m]}", FORMATS[m]) for m in METRICS}
-        formats |= {"fit_cpu": ("fit (s)", "{:.2f}"), "predict_cpu": ("predict (s)", "{:.3f}")}
         parts += [
             f"## {NOISE_NAMES[noise].capitalize()}",
             f"{n_tables} tables, {len(each.values['nll'])} problems that all have answered. Means "
-            f"and medians over tables; mean ranks that differ by {gaps[noise]:.2f} can be told "
-            "apart (Nemenyi, 5 %).",
+            "and medians over tables; mean ranks that differ by "
+            f"{critical_difference(len(table), n_tables):.2f} can be told apart (Nemenyi, 5 %).",
             markdown(named(formatted(table, formats))),
         ]
     write_csv(folder, "standings", pd.concat(saved))
-    noise = next(iter(found))
-    save(figures.rank_dots(ranks, gaps), folder, "ranks")
-    save(figures.speed_dots(tables[noise], noise=noise), folder, "speed")
-    parts += ["![Mean ranks in NLL; bar: critical difference.](ranks.svg)"]
-    if len(ranks) > 1:
-        save(figures.noise_lines(ranks), folder, "noise")
-        parts += ["![Mean ranks against wrong labels.](noise.svg)"]
-    return [*parts, "![Mean rank against seconds.](speed.svg)"]
+    return parts
 
 
 def tempered_parts(frame: pd.DataFrame, headline: str, folder: Path) -> list[str]:
@@ -261,7 +280,6 @@ def where_parts(
     """Return where ours is worst, and how ranks depend on the kind of table."""
     gaps = {noise: gap_table(each, headline) for noise, each in found.items()}
     write_csv(folder, "gaps", pd.concat(gaps, names=["noise"]).reset_index())
-    save(figures.gap_dots(gaps, headline), folder, "gaps")
     lines = []
     for noise, table in gaps.items():
         words = "; ".join(
@@ -277,7 +295,6 @@ def where_parts(
         f"## Where {name_of(headline)} is worst",
         "Furthest above the best rival in NLL.",
         "\n".join(lines),
-        "![NLL of ours minus that of the best rival.](gaps.svg)",
         "## What the rank depends on",
         "Mean rank in NLL by kind of table.",
     ]
@@ -425,11 +442,3 @@ def write_csv(folder: Path, name: str, table: pd.DataFrame) -> None:
     """Write a table as CSV, numbers with five significant digits: half the bytes."""
     text = table.to_csv(index=False, lineterminator="\n", float_format="%.5g")
     write_text(folder / f"{name}.csv", text)
-
-
-def save(figure: plt.Figure, folder: Path, name: str) -> None:
-    """Save a figure for the report."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with plt.rc_context({"svg.hashsalt": name}):  # the same bytes on every run
-        figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    plt.close(figure)
