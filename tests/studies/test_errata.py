@@ -22,8 +22,6 @@ from attnknn.evaluate.measure import accuracy, negative_log_likelihood
 from attnknn.figures.forest import _labelled, _steps, cost_forest
 from attnknn.figures.style import use_style
 from attnknn.studies import errata
-from attnknn.studies import errata as costs
-from attnknn.studies import errata as selection
 from attnknn.studies.errata import PLAIN_ATTENTION, Case, Pair
 
 N_CLASSES = 5
@@ -136,9 +134,9 @@ def test_the_detail_of_zero_support_by_hand():
         name: np.array([[1 - floor, floor], [0.5, 0.5]])
         for name, floor in errata.PUBLISHED_FLOORS.items()
     }
-    text = errata.support_detail(faulty, np.array([1, 0]), np.array([True, False]))
-    assert "50.00 %" in text and "97 % of it" in text and "1.151 better" in text
-    none = errata.support_detail(faulty, np.array([1, 0]), np.zeros(2, dtype=bool))
+    text = errata.support_detail(faulty, np.array([1, 0]))
+    assert "50.00 %" in text and "97 % of the NLL" in text and "1.151 better" in text
+    none = errata.support_detail(faulty, np.array([0, 0]))
     assert "every label got a vote" in none
 
 
@@ -174,72 +172,70 @@ def test_adaptive_k_at_one_half_cannot_reach_its_largest(case):
     assert detail.startswith("0.0 % of the test queries reach k = 11")
 
 
-class TestSelection:
-    """Choosing among settings that are all worth the same."""
+def test_fault_5_settings_chosen_on_the_reported_rows_look_better(case):
+    for criterion, measure, sign in (
+        ("accuracy", accuracy, 1),
+        ("nll", negative_log_likelihood, -1),
+    ):
+        pair = errata.selected(case, criterion)
+        assert sign * gain(pair, measure) >= 0
+        np.testing.assert_array_equal(pair.labels, case.labels)
 
-    def coin_flips(self, n_settings, n_rows=400):
-        rng = np.random.default_rng(0)
-        labels = rng.integers(2, size=n_rows)
-        tables = []
-        for _ in range(n_settings):
-            first = rng.uniform(0.2, 0.8, n_rows)
-            tables.append(np.stack([first, 1 - first], axis=1))
-        return tables, labels
 
-    def test_the_chosen_one_looks_better_than_it_is(self):
-        tables, labels = self.coin_flips(30)
-        gaps = selection.selection_optimism(tables, labels, n_halves=50)
-        assert len(gaps) == 100 and list(gaps.columns) == ["accuracy", "nll", "ece"]
-        assert (gaps["accuracy"] >= 0).all() and gaps["accuracy"].mean() > 0.03
-        by_nll = selection.selection_optimism(tables, labels, criterion="nll", n_halves=50)
-        assert (by_nll["nll"] <= 0).all()
+def test_the_best_of_candidates_by_hand():
+    sure = np.array([[0.9, 0.1], [0.6, 0.4]])  # one right, NLL 0.51
+    soft = np.array([[0.51, 0.49], [0.49, 0.51]])  # both right, NLL 0.67
+    assert errata.best_of([sure, soft], np.array([0, 1]), "accuracy") == 1
+    assert errata.best_of([sure, soft], np.array([0, 1]), "nll") == 0
 
-    def test_without_a_choice_nothing_is_gained(self):
-        tables, labels = self.coin_flips(1)
-        gaps = selection.selection_optimism(tables, labels, n_halves=5)
-        assert (gaps == 0).all(axis=None)
 
-    def test_by_hand(self):
-        # Setting 0 is right on rows 0 and 1, setting 1 on rows 2 and 3. Halves {0, 1} and {2, 3}
-        # each choose their own: right on all of theirs, where the other's choice is on none.
-        sure = np.array([[0.9, 0.1]] * 2 + [[0.1, 0.9]] * 2)
-        labels = np.zeros(4, dtype=np.int64)
-        gaps = selection.selection_optimism([sure, sure[::-1].copy()], labels, n_halves=40)
-        assert set(gaps["accuracy"].round(6)) <= {0.0, 1.0} and gaps["accuracy"].max() == 1.0
-
-    def test_bad_input(self):
-        tables, labels = self.coin_flips(2)
-        with pytest.raises(ValueError, match="n_halves must be an integer of at least 1"):
-            selection.selection_optimism(tables, labels, n_halves=0)
+def test_the_honest_choice_is_made_on_held_out_rows(case, monkeypatch):
+    """Held-out labels turned round: another setting is chosen there, and the reported one stays."""
+    chosen = errata.selected(case, "accuracy")
+    held_out = replace(case.found, held_out_labels=(case.found.held_out_labels + 1) % N_CLASSES)
+    turned = replace(case)
+    turned.__dict__["found"] = held_out
+    again = errata.selected(turned, "accuracy")
+    np.testing.assert_array_equal(again.faulty, chosen.faulty)
+    assert not np.array_equal(again.corrected, chosen.corrected)
 
 
 @pytest.fixture(scope="module")
 def found():
     options = {"k_eval": 11, "k_baseline": 7, "errata_epochs": 2, "errata_queries": 60}
     runs = [made_run(seed) for seed in (0, 1)]
-    return costs.fault_costs(runs, n_halves=5, progress=False, **options)
+    return errata.fault_costs(runs, **options)
 
 
 def test_the_table_has_every_fault_in_every_measure(found):
-    expected = {fault.name for fault in errata.FAULTS}
-    expected |= {"selection by reported accuracy", "selection by reported NLL"}
-    assert set(found.table["fault"]) == expected
+    assert set(found.table["fault"]) == {fault.name for fault in errata.FAULTS}
+    assert len(errata.FAULTS) == 11
     assert (
-        found.table.groupby("fault")["metric"].agg(set).map(lambda m: m == set(costs.METRICS)).all()
+        found.table.groupby("fault")["metric"]
+        .agg(set)
+        .map(lambda m: m == set(errata.METRICS))
+        .all()
     )
     assert set(found.table["n_seeds"]) == {2}
-    known = {*costs.EFFECTS.values(), costs.UNCLEAR, costs.INFINITE, costs.UNDEFINED}
+    known = {
+        "better",
+        "worse",
+        *errata.MISLEADING.values(),
+        errata.UNCLEAR,
+        errata.INFINITE,
+        errata.UNDEFINED,
+    }
     assert set(found.table["effect"]) <= known
 
 
 def test_the_printed_table_has_one_row_a_fault(found):
-    table = costs.cost_table(found)
+    table = errata.cost_table(found)
     assert len(table) == found.table["fault"].nunique()
     assert list(table.columns) == ["fault", "measured on", "accuracy (points)", "NLL", "ECE"]
 
 
 def test_the_verdict_has_one_sentence_a_fault_and_says_how_noisy_an_accuracy_is(found):
-    text = costs.verdict(found)
+    text = errata.verdict(found)
     for fault in errata.FAULTS:
         assert f"**{fault.name}**: {fault.wrong}" in text
     assert f"±{100 * found.accuracy_noise:.2f} points" in text
@@ -252,21 +248,21 @@ def test_sentences_follow_from_the_rows():
             "difference": [0.012, 0.5],
             "low": [0.01, 0.4],
             "high": [0.014, 0.6],
-            "effect": ["looks better than it is", costs.UNCLEAR],
+            "effect": ["looks better than it is", errata.UNCLEAR],
         }
     )
-    assert costs.effect_sentence(rows) == (
+    assert errata.effect_sentence(rows) == (
         "It makes accuracy look better than it is (+1.20 [+1.00, +1.40])."
     )
-    assert costs.effect_sentence(rows.iloc[1:]) == "It makes no difference at this size."
+    assert errata.effect_sentence(rows.iloc[1:]) == "It makes no difference at this size."
 
 
 def test_effects_are_named_for_what_they_are():
     sure, unsure = np.tile([0.99, 0.01], (60, 1)), np.tile([0.6, 0.4], (60, 1))
     labels = np.zeros(60, dtype=np.int64)
     for misleads, word in ((True, "looks worse than it is"), (False, "worse")):
-        fault = replace(errata.FAULTS[0], misleads=misleads)
-        table = costs.paired_cost(fault, [Pair(unsure, sure, labels)])
+        fault = errata.FAULTS[0]._replace(misleads=misleads)
+        table = errata.paired_cost(fault, [Pair(unsure, sure, labels)])
         assert table.set_index("metric").loc["nll", "effect"] == word
 
 
@@ -281,41 +277,12 @@ def test_an_infinite_loss_is_no_small_difference():
         "less": (sure, never, "minus infinite", "It makes NLL undefined (minus infinite)."),
     }
     for faulty, corrected, cell, sentence in expected.values():
-        table = costs.paired_cost(errata.FAULTS[0], [Pair(faulty, corrected, labels)])
+        table = errata.paired_cost(errata.FAULTS[0], [Pair(faulty, corrected, labels)])
         rows = table[table["metric"] == "nll"]
-        assert costs.effect_sentence(rows) == sentence
-        printed = costs.cost_table(costs.Costs(table, {}, 0.0))
+        assert errata.effect_sentence(rows) == sentence
+        printed = errata.cost_table(errata.Costs(table, {}, 0.0))
         assert printed["NLL"].tolist() == [cell]
-        assert "nan" not in costs.verdict(costs.Costs(table, {}, 0.0))
-
-
-def test_the_interval_of_halves_by_hand():
-    # Splits of (0, 2), (1, 3) and (2, 4) halves have the means 1, 2 and 3: spread 1 over n = 3,
-    # t(0.975, 2) = 4.30265, times the root of 1 / 3 + 1.
-    found = costs.halves_interval(pd.Series([0.0, 2.0, 1.0, 3.0, 2.0, 4.0]))
-    half = 4.302653 * np.sqrt(4 / 3)
-    assert found.mean == 2.0 and found.n == 3
-    assert (found.low, found.high) == pytest.approx((2 - half, 2 + half), abs=1e-5)
-    # More splits of the same rows are no more rows: it stays wider than 1.96 spreads.
-    many = costs.halves_interval(pd.Series([0.0, 2.0, 1.0, 3.0, 2.0, 4.0] * 500))
-    assert many.high - many.low > 2 * 1.96 * np.sqrt(2 / 3)
-
-
-def test_a_choice_that_only_now_and_then_differs_is_not_shown_to_flatter():
-    # By construction no half is below 0, and most are 0: the range of the halves starts at 0.
-    gaps = pd.Series([0.0] * 36 + [0.01] * 4)
-    found = costs.halves_interval(gaps)
-    assert gaps.quantile(0.025) == 0 < found.mean
-    assert costs._selection_effect(found, "accuracy") == costs.UNCLEAR
-    always = costs.halves_interval(pd.Series([0.01, 0.012] * 10 + [0.011, 0.013] * 10))
-    assert costs._selection_effect(always, "accuracy") == "looks better than it is"
-    assert costs._selection_effect(always, "nll") == "looks worse than it is"
-
-
-def test_the_printed_selection_says_what_its_interval_covers(found):
-    assert "interval: of the mean over halves" in costs.SELECTION_ROWS
-    assert "mean over random halves" in costs.CAPTION
-    assert "95 % interval of the mean over halves" in costs.verdict(found)
+        assert "nan" not in errata.verdict(errata.Costs(table, {}, 0.0))
 
 
 def test_infinite_costs_are_marked_in_the_figure():
