@@ -10,8 +10,6 @@ from attnknn import AttnKNNClassifier
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
 from attnknn.evaluate.abstain import rejection_threshold
-from attnknn.studies import quickstart
-from attnknn.studies.quickstart import Problem
 
 SEEDS = range(5)
 
@@ -142,28 +140,3 @@ def test_a_threshold_that_nothing_reaches_is_a_threshold(noisy, tmp_path):
     assert all(answer is None for answer in answers)
     loaded = AttnKNNClassifier.load(model.save(tmp_path / "model.safetensors"))
     assert loaded.reject_below == np.inf
-
-
-@pytest.mark.parametrize(
-    ("answers", "words"),
-    [
-        (["a", "b", None, "b"], "answers 75 % of the test rows, 33.3 % wrongly"),
-        ([None] * 4, "answers no test row"),
-    ],
-)
-def test_the_quickstart_says_what_was_answered(answers, words):
-    rows, labels = np.zeros((4, 1)), np.array([0, 0, 1, 1])
-    problem = Problem(
-        inputs=rows,
-        features=rows,
-        labels=labels,
-        flipped=np.zeros(4, dtype=bool),
-        test_inputs=rows,
-        test_features=rows,
-        test_labels=labels,
-        class_names=("a", "b"),
-        all_rows=4,
-        all_test_rows=4,
-    )
-    said = quickstart.answer_words(np.array(answers, dtype=object), problem, max_risk=0.01)
-    assert said.startswith("Asked for at most 1 % errors, it ") and words in said

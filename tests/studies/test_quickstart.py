@@ -12,9 +12,9 @@ from sklearn.datasets import load_iris
 
 from attnknn.config import FittingConfig
 from attnknn.estimator import fitting
-from attnknn.studies.quickstart import load_problem
+from attnknn.studies.quickstart import Problem, answer_words, load_problem
 
-NOTEBOOK = Path(__file__).parents[1] / "notebooks/00_quickstart.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "notebooks/00_quickstart.ipynb"
 
 
 def run_quickstart(folder: Path, **values) -> dict:
@@ -86,9 +86,8 @@ def test_missing_numbers_of_own_tables_are_refused_or_imputed(tmp_path):
     with pytest.raises(ValueError, match="column 'a' must be finite numbers, got 2 NaN"):
         load_problem(own["data"], seed=0, label_column="kind")
     problem = load_problem(own["data"], seed=0, label_column="kind", missing="impute")
-    both = pd.concat([problem.inputs, problem.test_inputs])
-    assert both["a"].isna().sum() == 2
-    assert np.isfinite(problem.features).all() and np.isfinite(problem.test_features).all()
+    assert pd.concat(problem.inputs)["a"].isna().sum() == 2
+    assert all(np.isfinite(part).all() for part in problem.features)
     with pytest.raises(ValueError, match="missing must be one of 'error', 'impute'"):
         load_problem(own["data"], seed=0, missing="drop")
 
@@ -96,7 +95,7 @@ def test_missing_numbers_of_own_tables_are_refused_or_imputed(tmp_path):
 def test_what_is_imputed_is_the_median_of_the_training_rows(tmp_path):
     own = as_csv(tmp_path)
     problem = load_problem(own["data"], seed=0, label_column="kind", missing="impute")
-    train, column = problem.inputs["a"], problem.features[:, 0]
+    train, column = problem.inputs[0]["a"], problem.features[0][:, 0]
     median = train.median()
     filled = train.fillna(median)
     expected = (filled - filled.mean()) / filled.std(ddof=0)
@@ -107,3 +106,18 @@ def test_infinite_numbers_are_refused_even_where_missing_ones_may_be(tmp_path):
     flower_table().assign(b=np.inf).to_csv(tmp_path / "own.csv", index=False)
     with pytest.raises(ValueError, match="column 'b' must be finite numbers"):
         load_problem(str(tmp_path / "own.csv"), seed=0, label_column="kind", missing="impute")
+
+
+@pytest.mark.parametrize(
+    ("answers", "words"),
+    [
+        (["a", "b", None, "b"], "answers 75 % of the test rows, 33.3 % wrongly"),
+        ([None] * 4, "answers no test row"),
+    ],
+)
+def test_what_was_answered_is_said(answers, words):
+    rows, labels = np.zeros((4, 1)), np.array([0, 0, 1, 1])
+    flipped = np.zeros(4, dtype=bool)
+    problem = Problem((rows, rows), (rows, rows), labels, flipped, labels, ("a", "b"))
+    said = answer_words(np.array(answers, dtype=object), problem, max_risk=0.01)
+    assert said.startswith("Asked for at most 1 % errors, it ") and words in said
