@@ -31,8 +31,8 @@ from attnknn.studies.afmp import (
     comparison_table,
     keep_name,
     run_ablation,
-    training_words,
 )
+from attnknn.studies.afmp_words import training_words
 
 SILENT = keep_name(0)
 TRAINED = (DENSE, keep_name(AFMP_TINY.keep_share), SILENT, TOP_DOWN, WIDER)

@@ -75,9 +75,11 @@ def peak_mb(device: str) -> float:
         import torch
 
         return torch.cuda.max_memory_allocated() / 1e6
-    from attnknn.studies.afmp_costs import own_peak_mb
-
-    return own_peak_mb()
+    # Linux counts a parent's memory into ru_maxrss of the processes it starts; VmHWM is its own.
+    if Path("/proc/self/status").is_file():
+        return _fact("/proc/self/status", "VmHWM") / 1e6
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak / 1e3
 
 
 def limit_memory(gigabytes: float | None) -> None:

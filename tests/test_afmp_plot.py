@@ -15,7 +15,6 @@ import torch
 from attnknn import figures as plot
 from attnknn.afmp.graph import grid_scaffold
 from attnknn.core.kernels import Linear
-from attnknn.studies import afmp_costs as afmp_memory
 
 mpl.use("Agg")
 BENCHMARK = Path(__file__).parents[1] / "benchmarks/afmp_scaling.py"
@@ -199,8 +198,8 @@ def test_the_limit_is_what_the_others_have_left_over(scaling, monkeypatch):
 def test_peak_memory_is_the_process_s_own(scaling, monkeypatch):
     """What a parent held is counted into ``ru_maxrss`` of a process it starts."""
     status = "Name:\tpython\nVmHWM:\t  300000 kB\nVmRSS:\t  200000 kB\n"
-    monkeypatch.setattr(afmp_memory.Path, "is_file", lambda _: True)
-    monkeypatch.setattr(afmp_memory.Path, "read_text", lambda _: status)
+    monkeypatch.setattr(scaling.Path, "is_file", lambda _: True)
+    monkeypatch.setattr(scaling.Path, "read_text", lambda _: status)
     assert scaling.peak_mb("cpu") == 307.2
 
 
