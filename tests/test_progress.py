@@ -12,8 +12,9 @@ from attnknn import progress
 CELLS = (
     "from attnknn.progress import progress_bar\nfor _ in progress_bar(range(3), 'steps'): pass",
     "import numpy as np\nfrom attnknn import AttnKNNClassifier\n"
+    "from attnknn.progress import is_watched\n"
     "rows, labels = np.random.default_rng(0).random((60, 3)), np.arange(60) % 2\n"
-    "_ = AttnKNNClassifier().fit(rows, labels)",
+    "_ = AttnKNNClassifier(verbose=int(is_watched())).fit(rows, labels)",
 )
 
 
