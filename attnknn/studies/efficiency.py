@@ -23,11 +23,9 @@ from scipy import stats
 from tqdm import tqdm
 
 from attnknn.checks import check_count
-from attnknn.core.approximate import FaissIndex
-from attnknn.core.bank import RowBank
-from attnknn.core.exact import cosines_of_ids
-from attnknn.core.index import build_index
+from attnknn.core.index import FaissIndex, build_index, cosines_of_ids
 from attnknn.core.kernels import faiss, linear
+from attnknn.core.search import RowBank
 from attnknn.core.vote import Uniform, predict
 from attnknn.data.change import augment_batch
 from attnknn.embed.rows import VIEW_PAD_SHARE, VIEW_SEED, EmbeddingCache, embed, embedding_key
@@ -114,7 +112,10 @@ class Searcher(NamedTuple):
 
 def own_index(name: str, rows: Rows) -> Searcher:
     """Return an index that is searched as the memory does: compressed finds are ranked anew."""
-    index, bank = build_index(name, rows), RowBank(rows, index="flat_ip")  # the bank builds nothing
+    index, bank = (
+        build_index(name, rows),
+        RowBank.over(rows, index="flat_ip"),
+    )  # the bank builds nothing
     settings, nbytes = [f"{key} {value}" for key, value in index.settings.items()], rows.nbytes
     if isinstance(index, FaissIndex):
         nbytes += faiss.serialize_index(index.index).nbytes if index.index is not None else 0
