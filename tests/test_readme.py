@@ -26,7 +26,9 @@ def test_results_in_git_follow_the_rule_and_stay_small():
     assert sum(sizes.values()) <= MOST_BYTES, sorted(sizes, key=sizes.__getitem__)[-5:]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/scaling.md", "results/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/architecture.md", "docs/scaling.md", "results/README.md"]
+)
 def test_every_local_link_leads_somewhere(page):
     path = showcase.ROOT / page
     links = re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))
