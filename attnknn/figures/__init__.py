@@ -12,8 +12,8 @@ from attnknn.figures.afmp import (
     scaling_panels,
 )
 from attnknn.figures.calibration import confusion, reliability_diagram, risk_coverage_curves
-from attnknn.figures.forest import ablation_forest, forest
-from attnknn.figures.neighbours import explanation, neighbour_bars, neighbour_strip
+from attnknn.figures.forest import ablation_forest, cost_forest, forest, method_dots
+from attnknn.figures.neighbours import explanation
 from attnknn.figures.style import (
     COLUMN_WIDTH,
     FULL_WIDTH,
@@ -22,13 +22,7 @@ from attnknn.figures.style import (
     metric_label,
     use_style,
 )
-from attnknn.figures.sweeps import (
-    method_dots,
-    sweep_grid,
-    sweep_lines,
-    sweep_panels,
-    training_curves,
-)
+from attnknn.figures.sweeps import sweep_grid, sweep_lines, sweep_panels, training_curves
 
 __all__ = [
     "COLUMN_WIDTH",
@@ -37,6 +31,7 @@ __all__ = [
     "ablation_forest",
     "afmp_panels",
     "confusion",
+    "cost_forest",
     "explanation",
     "forest",
     "gate_histogram",
@@ -45,8 +40,6 @@ __all__ = [
     "method_dots",
     "method_style",
     "metric_label",
-    "neighbour_bars",
-    "neighbour_strip",
     "reliability_diagram",
     "risk_coverage_curves",
     "scaling_panels",

@@ -10,9 +10,16 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullFormatter
 
-from attnknn.figures.style import FAINT, FULL_WIDTH, method_style, quiet_grid
+from attnknn.figures.style import (
+    FAINT,
+    FULL_WIDTH,
+    method_style,
+    page_axes,
+    plain_ticks,
+    quiet_grid,
+)
 
 # Column of the history, its label, and what it is multiplied by.
 PANELS = (
@@ -22,9 +29,16 @@ PANELS = (
     ("cpu_seconds", "CPU seconds per epoch", 1.0),
 )
 HISTOGRAM_BINS = 50
-_MAP, _MAP_RANGE = "cividis", (0.0, 0.88)  # told apart in grey and with any colour vision
 _MARKERS, _ASIDE = "osD^vPX*", 0.12
 _LINES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)))
+
+
+def _looks(n: int) -> list[dict]:
+    """Return one look a line, from dark to light, told apart in grey and with any colour vision."""
+    shades = colormaps["cividis"](np.linspace(0.0, 0.88, max(n, 1)))
+    return [
+        {"color": shades[place], "linestyle": _LINES[place % len(_LINES)]} for place in range(n)
+    ]
 
 
 def afmp_panels(history: pd.DataFrame, names: Sequence[str] | Mapping[str, str]) -> Figure:
@@ -37,19 +51,15 @@ def afmp_panels(history: pd.DataFrame, names: Sequence[str] | Mapping[str, str])
         names: Settings to draw, in this order; or each with what it is called in this figure.
     """
     labels = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
-    figure, axes = plt.subplots(2, 2, figsize=(FULL_WIDTH, 4.0), sharex=True)
-    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(labels)))
-    for ax, (column, label, scale) in zip(axes.flat, PANELS, strict=True):
-        for place, (name, shade) in enumerate(zip(labels, shades, strict=True)):
-            rows = scale * history[history["setting"] == name].pivot(
-                index="epoch", columns="seed", values=column
-            )
-            style = {"color": shade, "linestyle": _LINES[place % len(_LINES)]}
-            ax.plot(rows.index, rows.mean(axis=1), label=labels[name], **style)
-            ax.fill_between(
-                rows.index, rows.min(axis=1), rows.max(axis=1), color=shade, alpha=0.12, linewidth=0
-            )
-        ax.set_ylabel(label)
+    figure, axes = page_axes(2, 2, 4.0, sharex=True)
+    for ax, (column, title, scale) in zip(axes.flat, PANELS, strict=True):
+        for (name, label), look in zip(labels.items(), _looks(len(labels)), strict=True):
+            rows = history[history["setting"] == name]
+            rows = scale * rows.pivot(index="epoch", columns="seed", values=column)
+            ax.plot(rows.index, rows.mean(axis=1), label=label, **look)
+            band = {"color": look["color"], "alpha": 0.12, "linewidth": 0}
+            ax.fill_between(rows.index, rows.min(axis=1), rows.max(axis=1), **band)
+        ax.set_ylabel(title)
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         quiet_grid(ax)
     axes[1, 0].ticklabel_format(axis="y", style="sci", scilimits=(-2, 4), useMathText=True)
@@ -100,27 +110,19 @@ def gate_maps(
         row[0].set_ylabel(f"epoch {epoch}")
         for ax, image, values in zip(row, images, tables, strict=True):
             ax.imshow(image.mean(axis=0), cmap="gray", vmin=-80, vmax=255 + 80)
-            lines = _gate_lines(ends[values > 0], values[values > 0], span, 4 / max(4, n_rows))
+            open_, scale = values > 0, 4 / max(4, n_rows)
+            shares = ((values[open_] - span[0]) / max(np.ptp(span), 1e-9)).clip(0, 1)
+            lines = LineCollection(
+                ends[open_], cmap="plasma", linewidths=scale * (0.6 + 2.2 * shares)
+            )
+            lines.set_array(values[open_])
+            lines.set_clim(*span)
             ax.add_collection(lines)
             ax.plot(*places.T, ".", color="white", markersize=2.2, markeredgecolor="none")
             ax.set(xticks=[], yticks=[])
     bar = figure.colorbar(lines, ax=axes, location="right", shrink=0.8, aspect=18 * min(n_rows, 3))
     bar.set_label("mean gate")
     return figure
-
-
-def _gate_lines(
-    ends: Float[np.ndarray, "n_kept 2 2"],
-    values: Float[np.ndarray, " n_kept"],
-    span: Float[np.ndarray, "2"],
-    scale: float,
-) -> LineCollection:
-    low, high = span
-    widths = scale * (0.6 + 2.2 * ((values - low) / max(high - low, 1e-9)).clip(0, 1))
-    lines = LineCollection(ends, cmap="plasma", linewidths=widths)
-    lines.set_array(values)
-    lines.set_clim(low, high)
-    return lines
 
 
 def _to_the_left(ends: Float[np.ndarray, "E 2 2"], distance: float) -> Float[np.ndarray, "E 2 2"]:
@@ -142,21 +144,19 @@ def gate_layers(gates: pd.DataFrame, names: Sequence[str]) -> Figure:
     """
     last = gates[gates["epoch"] == gates["epoch"].max()]
     means = last.groupby(["setting", "layer"], as_index=False)[["kept", "closed"]].mean()
-    figure, axes = plt.subplots(1, 2, figsize=(FULL_WIDTH, 2.3), sharex=True)
-    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(names)))
+    figure, axes = page_axes(1, 2, 2.3, sharex=True)
     aside = np.linspace(-_ASIDE, _ASIDE, len(names))  # equal values stay visible side by side
     titles = {"kept": "edges kept (%)", "closed": "gates below ½ (%)"}
-    for ax, (column, title) in zip(axes, titles.items(), strict=True):
-        for place, (name, shade) in enumerate(zip(names, shades, strict=True)):
+    for ax, (column, title) in zip(axes[0], titles.items(), strict=True):
+        for place, (name, look) in enumerate(zip(names, _looks(len(names)), strict=True)):
             rows = means[means["setting"] == name]
-            style = {"linestyle": _LINES[place % len(_LINES)], "linewidth": 0.8, "color": shade}
             marker = {"marker": _MARKERS[place % len(_MARKERS)], "markersize": 3.5}
-            layers = rows["layer"] + aside[place]
-            ax.plot(layers, 100 * rows[column], label=name, **style, **marker)
+            layers, shares = rows["layer"] + aside[place], 100 * rows[column]
+            ax.plot(layers, shares, label=name, linewidth=0.8, **look, **marker)
         ax.set(xlabel="layer", ylabel=title, ylim=(-3, 106))
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         quiet_grid(ax)
-    _legend_above(figure, axes[0])
+    _legend_above(figure, axes[0, 0])
     return figure
 
 
@@ -168,17 +168,10 @@ def gate_histogram(gates: pd.DataFrame) -> Axes:
     """
     ax = plt.subplots()[1]
     layers = sorted(gates["layer"].unique())
-    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, len(layers)))
-    for place, (layer, shade) in enumerate(zip(layers, shades, strict=True)):
+    bins = np.linspace(0, 1, HISTOGRAM_BINS + 1)
+    for layer, look in zip(layers, _looks(len(layers)), strict=True):
         values = gates.loc[gates["layer"] == layer, "gate"]
-        ax.hist(
-            values,
-            bins=np.linspace(0, 1, HISTOGRAM_BINS + 1),
-            histtype="step",
-            color=shade,
-            linestyle=_LINES[place % len(_LINES)],
-            label=f"layer {layer}",
-        )
+        ax.hist(values, bins=bins, histtype="step", label=f"layer {layer}", **look)
     ax.set(xlabel="gate", ylabel="gates", yscale="log", xlim=(0, 1))
     ax.axvline(0.5, color=FAINT, linewidth=0.6)
     quiet_grid(ax)
@@ -204,41 +197,33 @@ def scaling_panels(
     if len(own):
         table = table.assign(ratio=table[clock] / table["n_patches"].map(own))
         columns["ratio"] = f"time / time of {rival}"
-    figure, axes = plt.subplots(1, len(columns), figsize=(FULL_WIDTH, 2.7))
+    figure, axes = page_axes(1, len(columns), 2.7)
     styles = _scaling_styles(list(dict.fromkeys(table["model"])))
-    for ax, (column, label) in zip(axes, columns.items(), strict=True):
-        _draw_scaling(ax, table, column, styles)
-        ax.set(xlabel="patches", ylabel=label, xscale="log")
-        if column == "ratio":
+    sizes = np.unique(table["n_patches"]).tolist()
+    for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
+        for model, rows in table.groupby("model", sort=False):
+            good, bad = rows[rows["outcome"] == "ok"], rows[rows["outcome"] != "ok"]
+            ax.plot(good["n_patches"], good[column], label=model, **styles[model])
+            if len(bad) and len(good):
+                top = np.full(len(bad), good[column].max())
+                ax.plot(bad["n_patches"], top, "x", color=styles[model]["color"], markersize=7)
+        is_ratio = column == "ratio"
+        ax.set(xlabel="patches", ylabel=label, xscale="log", yscale="linear" if is_ratio else "log")
+        if is_ratio:
             ax.set_ylim(bottom=0)
-        else:
-            ax.set_yscale("log")
-        sizes = np.unique(table["n_patches"]).tolist()
-        ax.xaxis.set_major_locator(FixedLocator(sizes[::-2]))  # every second one has room
-        ax.xaxis.set_major_formatter(ScalarFormatter())
-        ax.xaxis.set_minor_locator(NullLocator())
+        plain_ticks(ax.xaxis, FixedLocator(sizes[::-2]))  # every second one has room
         quiet_grid(ax, "both")
-    _legend_above(figure, axes[0], most=3)
+    _legend_above(figure, axes[0, 0], most=3)
     return figure
-
-
-def _draw_scaling(ax: Axes, table: pd.DataFrame, column: str, styles: dict[str, dict]) -> None:
-    for model, rows in table.groupby("model", sort=False):
-        good, bad = rows[rows["outcome"] == "ok"], rows[rows["outcome"] != "ok"]
-        line, *_ = ax.plot(good["n_patches"], good[column], label=model, **styles[model])
-        if len(bad) and len(good):
-            top = np.full(len(bad), good[column].max())
-            ax.plot(bad["n_patches"], top, "x", color=line.get_color(), markersize=7)
 
 
 def _scaling_styles(models: list[str]) -> dict[str, dict]:
     """Return how to draw each model: AFMP's variants in shades, others in their own colour."""
     styles = {model: method_style(model).line | {"markersize": 3.5} for model in models}
     variants = [model for model in models if model.lower().startswith("afmp")]
-    shades = colormaps[_MAP](np.linspace(*_MAP_RANGE, max(len(variants), 1)))
-    for place, (model, shade) in enumerate(zip(variants, shades, strict=False)):
-        shaded = dict.fromkeys(("color", "markerfacecolor", "markeredgecolor"), shade)
-        styles[model] |= shaded | {"linestyle": _LINES[place % len(_LINES)]}
+    for model, look in zip(variants, _looks(len(variants)), strict=True):
+        faces = dict.fromkeys(("markerfacecolor", "markeredgecolor"), look["color"])
+        styles[model] |= look | faces
     for place, model in enumerate(model for model in models if model not in variants):
         if place:  # a second one of the same kind: broken lines and empty markers
             styles[model] |= {"linestyle": _LINES[place % len(_LINES)], "markerfacecolor": "none"}

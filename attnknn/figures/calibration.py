@@ -38,45 +38,35 @@ def reliability_diagram(
         tables: Method name to ``measure.reliability_table`` (10 bins read best).
         notes: Method name to a line written in its panel, for instance its ECE.
     """
-    n_panels = len(tables)
     figure, axes = plt.subplots(
         2,
-        n_panels,
-        figsize=(min(1.75 * n_panels + 0.4, FULL_WIDTH), 2.6),
+        len(tables),
+        figsize=(min(1.75 * len(tables) + 0.4, FULL_WIDTH), 2.6),
         sharex=True,
         sharey="row",
         squeeze=False,
         gridspec_kw={"height_ratios": [3, 1]},
     )
-    for column, (method, table) in enumerate(tables.items()):
-        _draw_reliability(axes[0, column], table, method_style(method).colour)
-        _draw_histogram(axes[1, column], table, method_style(method).colour)
-        title = [method_style(method).label, (notes or {}).get(method)]
-        axes[0, column].set_title("\n".join(line for line in title if line), parse_math=False)
-        axes[1, column].set_xlabel("confidence")
+    for (upper, lower), (method, table) in zip(axes.T, tables.items(), strict=True):
+        style = method_style(method)
+        _draw_reliability(upper, table[table["count"] > 0], style.colour)
+        _draw_histogram(lower, table, style.colour)
+        title = [style.label, (notes or {}).get(method)]
+        upper.set_title("\n".join(line for line in title if line), parse_math=False)
+        lower.set_xlabel("confidence")
     axes[0, 0].set_ylabel("accuracy")
     axes[1, 0].set_ylabel("rows")
     return figure
 
 
 def _draw_reliability(ax: Axes, table: pd.DataFrame, colour: str) -> None:
-    filled = table[table["count"] > 0]
-    width = (filled["high"] - filled["low"]).to_numpy()
-    centre = filled["low"].to_numpy() + width / 2
-    accuracy, confidence = filled["accuracy"].to_numpy(), filled["confidence"].to_numpy()
+    width = table["high"] - table["low"]
+    centre, accuracy = table["low"] + width / 2, table["accuracy"]
     bars = ax.bar(centre, accuracy, width, color=colour, edgecolor="white", linewidth=0.5)
-    for bar, count in zip(bars, filled["count"], strict=True):
+    for bar, count in zip(bars, table["count"], strict=True):
         bar.set_alpha(0.9 if count >= FEW_ROWS else 0.3)
-    ax.bar(
-        centre,
-        confidence - accuracy,
-        0.8 * width,
-        bottom=accuracy,
-        facecolor="none",
-        edgecolor=ALARM,
-        linewidth=0.6,
-        hatch="//////",
-    )
+    gap = {"facecolor": "none", "edgecolor": ALARM, "linewidth": 0.6, "hatch": "//////"}
+    ax.bar(centre, table["confidence"] - accuracy, 0.8 * width, bottom=accuracy, **gap)
     ax.plot([0, 1], [0, 1], color=INK, linewidth=0.7, linestyle=(0, (4, 2)))
     ax.set(xlim=(0, 1), ylim=(0, 1))
     ax.set_xticks((0, 0.5, 1), ("0", "0.5", "1"))
@@ -85,8 +75,8 @@ def _draw_reliability(ax: Axes, table: pd.DataFrame, colour: str) -> None:
 
 def _draw_histogram(ax: Axes, table: pd.DataFrame, colour: str) -> None:
     width = table["high"] - table["low"]
-    centre = table["low"] + width / 2
-    ax.bar(centre, table["count"], width, color=colour, edgecolor="white", linewidth=0.5)
+    looks = {"color": colour, "edgecolor": "white", "linewidth": 0.5}
+    ax.bar(table["low"] + width / 2, table["count"], width, **looks)
     # Logarithmic, because nearly all rows of a good classifier share the last bin.
     ax.set_yscale("log")
     ax.yaxis.set_major_locator(LogLocator(numticks=3))
@@ -95,18 +85,13 @@ def _draw_histogram(ax: Axes, table: pd.DataFrame, colour: str) -> None:
 
 
 def risk_coverage_curves(
-    curves: Mapping[str, pd.DataFrame],
-    *,
-    ax: Axes | None = None,
-    min_coverage: float = 0.0,
-    max_points: int = 400,
+    curves: Mapping[str, pd.DataFrame], *, ax: Axes | None = None, max_points: int = 400
 ) -> Axes:
     """Draw the error among the rows a method answers against the share it answers.
 
     Args:
         curves: Method name to ``measure.risk_coverage``.
         ax: Where to draw; a new one-column figure by default.
-        min_coverage: Where the horizontal axis begins.
         max_points: Points drawn of each curve, so that vector graphics stay small.
     """
     ax = ax if ax is not None else plt.subplots()[1]
@@ -114,16 +99,11 @@ def risk_coverage_curves(
     for method, curve in curves.items():
         style = method_style(method)
         kept = np.unique(np.linspace(0, len(curve) - 1, max_points).round().astype(int))
-        drawn = curve.iloc[kept]
-        ax.plot(
-            drawn["coverage"],
-            100 * drawn["risk"],
-            color=style.colour,
-            linestyle=style.linestyle,
-            label=style.label,
-        )
-        ends.append((1.0, 100 * curve["risk"].iloc[-1], style.label, style.text_colour))
-    ax.set(xlim=(min_coverage, 1), xlabel="share of rows answered", ylabel="errors among them (%)")
+        at, errors = curve["coverage"].iloc[kept], 100 * curve["risk"].iloc[kept]
+        look = {"color": style.colour, "linestyle": style.linestyle, "label": style.label}
+        ax.plot(at, errors, **look)
+        ends.append((1.0, errors.iloc[-1], style.label, style.text_colour))
+    ax.set(xlim=(0, 1), xlabel="share of rows answered", ylabel="errors among them (%)")
     ax.set_ylim(bottom=0)
     quiet_grid(ax)
     label_line_ends(ax, ends)
@@ -157,8 +137,8 @@ def confusion(
     ticks = range(n_classes) if n_classes <= 20 else range(0, n_classes, max(n_classes // 10, 1))
     shown = [names[tick] for tick in ticks]
     ax.set_xticks(ticks, shown, rotation=45 if class_names else 0, parse_math=False)
-    for label in ax.get_xticklabels() if class_names else ():
-        label.set(ha="right", rotation_mode="anchor")
+    if class_names:
+        plt.setp(ax.get_xticklabels(), ha="right", rotation_mode="anchor")
     ax.set_yticks(ticks, shown, parse_math=False)
     ax.set(xlabel="predicted", ylabel="label")
     ax.tick_params(length=0)

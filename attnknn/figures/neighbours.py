@@ -1,18 +1,21 @@
-"""Figures of one prediction: the neighbours that were asked, and how much each counted.
-
-Axes: K neighbours, C classes.
-"""
+"""Figure of one prediction: the neighbours that were asked, and how much each counted."""
 
 from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnknn.figures.style import ALARM, COLUMN_WIDTH, FAINT, FULL_WIDTH, INK, METHOD_STYLES
+from attnknn.figures.style import (
+    ALARM,
+    COLUMN_WIDTH,
+    FAINT,
+    FULL_WIDTH,
+    INK,
+    METHOD_STYLES,
+    page_axes,
+)
 
 _ACCENT = METHOD_STYLES["attention"].colour
 
@@ -35,7 +38,7 @@ def explanation(
     Args:
         table: From ``attnknn.core.vote.explain``, or the ``explain`` of an estimator.
         query: Which of its queries.
-        image: What the query looks like, as for `neighbour_strip`.
+        image: What the query looks like: (height, width) or (height, width, 3), in [0, 1] or bytes.
         images: What the memory rows look like, by ``id``.
         predicted: The predicted label; neighbours with another one have another colour.
         query_note: Written above the picture of the query.
@@ -46,24 +49,20 @@ def explanation(
     rows = table[table["query"] == query]
     if rows.empty:
         raise ValueError(f"query must be in the table, got {query=}")
-    codes, found = pd.factorize(rows["label"])
-    names, ids = [str(name) for name in found], rows["id"].tolist()
-    weights, trust = (rows[name].to_numpy(float) for name in ("weight", "trust"))
-    options = {"trust": trust, "class_names": names, "n_shown": n_shown}
-    if predicted is not None:  # no neighbour need carry the predicted label
-        options["predicted"] = names.index(str(predicted)) if str(predicted) in names else -1
+    heaviest = rows.sort_values("weight", ascending=False, kind="stable").head(n_shown)
+    # Another label than the predicted one has another colour; nothing predicted, all agree.
+    agrees = np.full(len(heaviest), True)
+    if predicted is not None:
+        agrees = (heaviest["label"].astype(str) == str(predicted)).to_numpy()
     if images is None:
-        row_names = [f"row {place}" for place in ids]
-        ax = neighbour_bars(weights, codes, row_names=row_names, **options)
-        ax.set_xlabel(f"{ax.get_xlabel()}\n{_made_of(rows)}", parse_math=False)
-        return ax.figure
-    if len(images) <= max(ids):
+        return _bars(heaviest, agrees, _made_of(rows))
+    if len(images) <= rows["id"].max():
         raise ValueError(
             f"images must hold a picture of every training row, got {len(images)} pictures "
-            f"for row {max(ids)}"
+            f"for row {rows['id'].max()}"
         )
-    pictures = np.stack([np.asarray(images[place]) for place in ids])
-    figure = neighbour_strip(image, pictures, weights, codes, query_note=query_note, **options)
+    pictures = [np.asarray(images[place]) for place in heaviest["id"]]
+    figure = _strip(heaviest, agrees, [np.asarray(image), *pictures], query_note)
     figure.supxlabel(_made_of(rows), fontsize=8, parse_math=False)
     return figure
 
@@ -75,123 +74,49 @@ def _made_of(rows: pd.DataFrame) -> str:
     return f"for {predicted}: neighbours {votes:.2f}, class prototypes {prototypes:.2f}"
 
 
-def neighbour_strip(
-    query_image: np.ndarray,
-    neighbour_images: np.ndarray,
-    weights: Float[np.ndarray, "K"],
-    neighbour_labels: Int[np.ndarray, "K"],
-    *,
-    trust: Float[np.ndarray, "K"] | None = None,
-    class_names: Sequence[str] | None = None,
-    query_note: str = "query",
-    predicted: int | None = None,
-    n_shown: int = 8,
+def _strip(
+    rows: pd.DataFrame, agrees: np.ndarray, pictures: Sequence[np.ndarray], query_note: str
 ) -> Figure:
-    """Draw a query image and the neighbours that count most, with weight and trust as bars.
+    """Draw the query and its neighbours, heaviest first, weight and trust of each below it.
 
-    A neighbour whose label is not the prediction has its name in another colour.
-
-    Args:
-        query_image: (height, width) or (height, width, 3), in [0, 1] or bytes.
-        neighbour_images: K such images.
-        weights: Weight of each neighbour.
-        neighbour_labels: Label of each neighbour.
-        trust: How much each neighbour's own surroundings agree with its label, in [0, 1].
-        class_names: Names of the classes.
-        query_note: Written above the query, for instance its prediction.
-        predicted: Class that was predicted.
-        n_shown: Neighbours drawn, heaviest first.
+    Pictures are (height, width) or (height, width, 3), in [0, 1] or bytes, the query's first.
     """
-    weights = weights.astype(float)
-    trust = None if trust is None else trust.astype(float)
-    order = np.argsort(-weights, kind="stable")[:n_shown]
-    columns = len(order) + 1
-    figure, axes = plt.subplots(
-        2,
-        columns,
-        figsize=(FULL_WIDTH, FULL_WIDTH / columns + 0.6),
-        gridspec_kw={"height_ratios": [FULL_WIDTH / columns, 0.35]},
-        squeeze=False,
-        layout="constrained",
-    )
-    _image(axes[0, 0], query_image, query_note, INK)
-    axes[0, 0].spines[:].set(visible=True, color=_ACCENT, linewidth=1.5)
-    _bar_names(axes[1, 0], with_trust=trust is not None)
-    heaviest = float(weights[order[0]])
-    for column, place in enumerate(order, start=1):
-        label = int(neighbour_labels[place])
-        agrees = predicted is None or label == predicted
-        name = class_names[label] if class_names else str(label)
-        _image(axes[0, column], neighbour_images[place], name, INK if agrees else ALARM)
-        _bars(axes[1, column], weights[place], heaviest, None if trust is None else trust[place])
+    columns = len(pictures)
+    ratios = {"height_ratios": [FULL_WIDTH / columns, 0.35]}
+    height = FULL_WIDTH / columns + 0.6
+    figure, (upper, lower) = page_axes(2, columns, height, gridspec_kw=ratios)
+    names = [query_note, *rows["label"].astype(str)]
+    colours = [INK, *np.where(agrees, INK, ALARM)]
+    for ax, picture, name, colour in zip(upper, pictures, names, colours, strict=True):
+        ax.imshow(picture, cmap="gray" if picture.ndim == 2 else None)
+        ax.set_title(name, fontsize=8, color=colour, pad=3, parse_math=False)
+        ax.set(xticks=[], yticks=[])
+        ax.spines[:].set_visible(False)
+    upper[0].spines[:].set(visible=True, color=_ACCENT, linewidth=1.5)
+    heaviest = max(rows["weight"].iloc[0], 1e-12)
+    for level, name in enumerate(("weight", "trust")):
+        lower[0].text(1.0, level, name, ha="right", va="center", fontsize=8)
+        colour, whole = ((_ACCENT, heaviest), (FAINT, 1.0))[level]
+        for ax, value in zip(lower[1:], rows[name], strict=True):
+            length = 0.55 * value / whole
+            ax.barh(level, length, height=0.6, color=colour)
+            ax.text(length + 0.05, level, f"{value:.2f}", va="center", fontsize=7)
+    for ax in lower:
+        ax.set(xlim=(0, 1), ylim=(1.5, -0.5))
+        ax.axis("off")
     return figure
 
 
-def _image(ax: Axes, image: np.ndarray, title: str, colour: str) -> None:
-    ax.imshow(image, cmap="gray" if np.ndim(image) == 2 else None)
-    ax.set_title(title, fontsize=8, color=colour, pad=3, parse_math=False)
-    ax.set(xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-
-
-def _bar_names(ax: Axes, *, with_trust: bool) -> None:
-    for level, name in enumerate(["weight", "trust"][: 1 + with_trust]):
-        ax.text(1.0, level, name, ha="right", va="center", fontsize=8)
-    ax.set(xlim=(0, 1), ylim=(1.5, -0.5))
-    ax.axis("off")
-
-
-def _bars(ax: Axes, weight: float, heaviest: float, trust: float | None) -> None:
-    shown = [(weight / heaviest if heaviest > 0 else 0.0, f"{weight:.2f}", _ACCENT)]
-    if trust is not None:
-        shown.append((trust, f"{trust:.2f}", FAINT))
-    for level, (length, text, colour) in enumerate(shown):
-        ax.barh(level, 0.55 * length, height=0.6, color=colour)
-        ax.text(0.55 * length + 0.05, level, text, va="center", fontsize=7)
-    ax.set(xlim=(0, 1), ylim=(1.5, -0.5))
-    ax.axis("off")
-
-
-def neighbour_bars(
-    weights: Float[np.ndarray, "K"],
-    neighbour_labels: Int[np.ndarray, "K"],
-    *,
-    trust: Float[np.ndarray, "K"] | None = None,
-    row_names: Sequence[str] | None = None,
-    class_names: Sequence[str] | None = None,
-    predicted: int | None = None,
-    n_shown: int = 10,
-    ax: Axes | None = None,
-) -> Axes:
-    """Draw the weight of each neighbour, heaviest on top, for data without images.
-
-    Args:
-        weights: Weight of each neighbour.
-        neighbour_labels: Label of each neighbour.
-        trust: How much each neighbour's surroundings agree with its label: fainter bars are
-            trusted less.
-        row_names: Name of each neighbour, for instance its row in the table.
-        class_names: Names of the classes.
-        predicted: Class that was predicted; other labels are drawn in another colour.
-        n_shown: Neighbours drawn.
-        ax: Where to draw; a new one-column figure by default.
-    """
-    order = np.argsort(-weights, kind="stable")[:n_shown]
-    if ax is None:
-        ax = plt.subplots(figsize=(COLUMN_WIDTH, 0.5 + 0.17 * len(order)))[1]
-    names = []
-    for level, place in enumerate(order):
-        label = int(neighbour_labels[place])
-        colour = _ACCENT if predicted is None or label == predicted else ALARM
-        alpha = 1.0 if trust is None else 0.25 + 0.75 * float(trust[place])
-        ax.barh(level, weights[place], height=0.7, color=colour, alpha=alpha)
-        note = f" {weights[place]:.2f}" + ("" if trust is None else f", trust {trust[place]:.2f}")
-        ax.text(weights[place], level, note, va="center", fontsize=7)
-        name = class_names[label] if class_names else str(label)
-        names.append(f"{row_names[place]}: {name}" if row_names is not None else name)
-    ax.set_yticks(range(len(order)), names, parse_math=False)
-    ax.set_ylim(len(order) - 0.4, -0.6)
-    ax.set_xlim(0, 1.45 * float(weights[order[0]]) or 1.0)
-    ax.set_xlabel("weight")
+def _bars(rows: pd.DataFrame, agrees: np.ndarray, words: str) -> Figure:
+    """Draw the weight of each neighbour, heaviest on top; fainter bars are trusted less."""
+    figure, ax = plt.subplots(figsize=(COLUMN_WIDTH, 0.7 + 0.17 * len(rows)))
+    for level, (row, fits) in enumerate(zip(rows.to_dict("records"), agrees, strict=True)):
+        weight, trust, colour = row["weight"], row["trust"], _ACCENT if fits else ALARM
+        ax.barh(level, weight, height=0.7, color=colour, alpha=0.25 + 0.75 * trust)
+        ax.text(weight, level, f" {weight:.2f}, trust {trust:.2f}", va="center", fontsize=7)
+    names = [f"row {place}: {label}" for place, label in rows[["id", "label"]].to_numpy()]
+    ax.set_yticks(range(len(rows)), names, parse_math=False)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xlim=(0, 1.45 * rows["weight"].iloc[0] or 1.0))
+    ax.set_xlabel(f"weight\n{words}", parse_math=False)
     ax.tick_params(axis="y", length=0)
-    return ax
+    return figure

@@ -10,83 +10,20 @@ import sys
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, NullLocator
 
 from attnknn.config import METHOD_NAMES
 from attnknn.evaluate.measure import HIGHER_IS_BETTER, METRIC_NAMES
-
-# ---- Names written beside the lines they belong to, moved apart where they would touch.
-
-_POINTS_PER_INCH = 72
-
-
-def spread(positions: Sequence[float], gap: float) -> list[float]:
-    """Return positions at least ``gap`` apart, in the same order, moved as little as needed.
-
-    Touching labels form a block that is centred on the mean of its members (pool adjacent
-    violators), so equal values fan out evenly around their value.
-    """
-    order = np.argsort(positions, kind="stable")
-    blocks: list[list[float]] = []  # each: wanted positions of its first member
-    for rank, place in enumerate(order):
-        blocks.append([positions[place] - rank * gap])
-        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    starts = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks])
-    moved = np.empty(len(order))
-    moved[order] = starts + gap * np.arange(len(order))
-    return moved.tolist()
-
-
-def label_line_ends(ax: Axes, ends: Sequence[tuple], *, size: float = 8) -> None:
-    """Write names to the right of the axes, level with the ends of their lines.
-
-    Call after the limits of the axes are final. A thin leader joins a name to its line where the
-    two are apart.
-
-    Args:
-        ax: Axes with the lines.
-        ends: One (x, y, name, colour) a line, in data units.
-        size: Font size in points.
-    """
-    if not ends:
-        return
-    ax.figure.draw_without_rendering()  # settles the layout, and with it the height of the axes
-    height = ax.get_window_extent().height / ax.figure.dpi  # inches
-    to_axes = ax.transData + ax.transAxes.inverted()
-    points = to_axes.transform([(x, y) for x, y, _, _ in ends])
-    gap = 1.12 * size / _POINTS_PER_INCH / height
-    levels = np.array(spread(points[:, 1].tolist(), gap))
-    # The block as a whole stays inside the axes where it fits.
-    levels -= max(levels.max() - 1, 0)
-    levels += max(-levels.min(), 0)
-    for (_, _, name, colour), (x, y), level in zip(ends, points, levels, strict=True):
-        ax.annotate(
-            name,
-            xy=(x, y),
-            xytext=(1.05, level),
-            xycoords="axes fraction",
-            textcoords="axes fraction",
-            color=colour,
-            fontsize=size,
-            va="center",
-            ha="left",
-            annotation_clip=False,
-            parse_math=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.5,
-                "shrinkA": 1,
-                "shrinkB": 1,
-                "relpos": (0, 0.5),
-            },
-        )
-
 
 COLUMN_WIDTH = 3.3  # inches: one column of a two-column page
 FULL_WIDTH = 6.8  # inches: the text width of a one-column page
@@ -95,6 +32,7 @@ INK = "#222222"
 FAINT = "#8c8c8c"
 GRID = "#dddddd"
 ALARM = "#D55E00"
+BETTER = "#eef4f8"  # behind the better side of zero
 
 
 @dataclass(frozen=True)
@@ -134,7 +72,7 @@ class MethodStyle:
 
 
 METHOD_STYLES = {
-    "uniform": MethodStyle("uniform", "#7f7f7f", "s"),
+    "uniform": MethodStyle("uniform", "#666666", "s"),
     "distance": MethodStyle("distance", "#E69F00", "D"),
     "attention": MethodStyle("attention", "#0072B2", "o"),
     "prototypes": MethodStyle("prototypes", "#009E73", "^"),
@@ -265,6 +203,91 @@ def use_style() -> None:
         set_matplotlib_formats("svg")
 
 
+def page_axes(
+    n_rows: int, n_columns: int, height: float, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure as wide as a page, and its axes as a table."""
+    size = (FULL_WIDTH, height)
+    return plt.subplots(n_rows, n_columns, figsize=size, squeeze=False, **options)
+
+
+def ramp(n: int) -> list[tuple]:
+    """Return colours for ordered lines, dark to light: told apart in grey and by any eye."""
+    return [colormaps["viridis"](place) for place in np.linspace(0.0, 0.85, n)]
+
+
+def plain_ticks(axis: Axis, locator: Locator | None = None) -> None:
+    """Write the ticks of a logarithmic axis as plain numbers, and none between them."""
+    if locator is not None:
+        axis.set_major_locator(locator)
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
+
+
 def quiet_grid(ax: Axes, axis: str = "y") -> None:
     """Draw the thin grid behind the data along one axis."""
     ax.grid(visible=True, axis=axis)
+
+
+def spread(positions: Sequence[float], gap: float) -> list[float]:
+    """Return positions at least ``gap`` apart, in the same order, moved as little as needed.
+
+    Touching labels form a block that is centred on the mean of its members (pool adjacent
+    violators), so equal values fan out evenly around their value.
+    """
+    order = np.argsort(positions, kind="stable")
+    blocks: list[list[float]] = []  # each: wanted positions of its first member
+    for rank, place in enumerate(order):
+        blocks.append([positions[place] - rank * gap])
+        while len(blocks) > 1 and np.mean(blocks[-2]) > np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    starts = np.concatenate([np.full(len(block), np.mean(block)) for block in blocks])
+    moved = np.empty(len(order))
+    moved[order] = starts + gap * np.arange(len(order))
+    return moved.tolist()
+
+
+def label_line_ends(ax: Axes, ends: Sequence[tuple], *, size: float = 8) -> None:
+    """Write names to the right of the axes, level with the ends of their lines.
+
+    Call after the limits of the axes are final. A thin leader joins a name to its line where the
+    two are apart.
+
+    Args:
+        ax: Axes with the lines.
+        ends: One (x, y, name, colour) a line, in data units.
+        size: Font size in points.
+    """
+    if not ends:
+        return
+    ax.figure.draw_without_rendering()  # settles the layout, and with it the height of the axes
+    height = ax.get_window_extent().height / ax.figure.dpi  # inches
+    to_axes = ax.transData + ax.transAxes.inverted()
+    points = to_axes.transform([(x, y) for x, y, _, _ in ends])
+    gap = 1.12 * size / 72 / height
+    levels = np.array(spread(points[:, 1].tolist(), gap))
+    # The block as a whole stays inside the axes where it fits.
+    levels -= max(levels.max() - 1, 0)
+    levels += max(-levels.min(), 0)
+    for (_, _, name, colour), (x, y), level in zip(ends, points, levels, strict=True):
+        ax.annotate(
+            name,
+            xy=(x, y),
+            xytext=(1.05, level),
+            xycoords="axes fraction",
+            textcoords="axes fraction",
+            color=colour,
+            fontsize=size,
+            va="center",
+            ha="left",
+            annotation_clip=False,
+            parse_math=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "shrinkA": 1,
+                "shrinkB": 1,
+                "relpos": (0, 0.5),
+            },
+        )

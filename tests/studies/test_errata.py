@@ -19,7 +19,7 @@ from attnknn.config import RunConfig
 from attnknn.core.attention import NeighbourAttention
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.measure import accuracy, negative_log_likelihood
-from attnknn.figures.forest import _labelled, _steps, cost_forest
+from attnknn.figures.forest import cost_forest
 from attnknn.figures.style import use_style
 from attnknn.studies import errata
 from attnknn.studies.errata import PLAIN_ATTENTION, Case, Pair
@@ -283,39 +283,6 @@ def test_an_infinite_loss_is_no_small_difference():
         printed = errata.cost_table(errata.Costs(table, {}, 0.0))
         assert printed["NLL"].tolist() == [cell]
         assert "nan" not in errata.verdict(errata.Costs(table, {}, 0.0))
-
-
-def test_infinite_costs_are_marked_in_the_figure():
-    rows = [
-        {"fault": f"fault {i}", "metric": "nll", "difference": each, "low": np.nan, "high": np.nan}
-        | {"effect": "infinite", "misleads": False}
-        for i, each in enumerate((np.inf, -np.inf, np.nan))
-    ]
-    figure = cost_forest(pd.DataFrame(rows))
-    ax = figure.axes[0]
-    assert [text.get_text() for text in ax.texts] == ["infinite", "infinite", "undefined"]
-    assert [line.get_marker() for line in ax.lines[:3]] == [">", "<", "x"]
-    places = [float(line.get_xdata()[0]) for line in ax.lines[:3]]
-    assert places[0] > 0.9 and places[1] < 0.1  # shares of the axis
-    plt.close("all")
-
-
-def test_ticks_of_costs_lie_among_the_costs():
-    assert _steps(0.1, 0.7) == pytest.approx([0.1, 0.2, 0.5])
-    assert _labelled([0.1, 0.2, 0.5]) == [0.1, 0.5]
-    assert _labelled([0.1, 0.2]) == [0.2]  # no room for 0.1 beside it
-    assert _labelled([0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]) == [0.01, 0.1, 2.0]
-    assert _labelled([1.0]) == [1.0]
-    row = {"fault": "one", "metric": "nll", "difference": 0.44, "low": 0.4, "high": 0.45}
-    figure = cost_forest(pd.DataFrame([row | {"effect": "worse", "misleads": False}]))
-    ax = figure.axes[0]
-    assert {0.2, 0.5} <= set(ax.get_xticks().round(6))
-    figure.canvas.draw()
-    assert [label.get_text() for label in ax.get_xticklabels() if label.get_text()] == (
-        ["-0.5", "-0.1", "0", "0.1", "0.5"]
-    )
-    assert ax.get_xlabel() == "logarithmic beyond ±0.1"
-    plt.close("all")
 
 
 def test_the_forest_is_drawn(found):
