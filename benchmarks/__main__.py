@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from benchmarks.environment import set_settings_aside
+from benchmarks import set_settings_aside
 
 ROOT = Path(__file__).parent
 RESULTS = ROOT.parent / "results" / "bench"
@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> int:
 def suite(options: argparse.Namespace) -> int:
     """Measure all ratios; with --save they become the baseline."""
     from attnknn.files import write_json
-    from benchmarks.sizes import FULL, QUICK
     from benchmarks.suite import run_suite, table
+    from benchmarks.timing import FULL, QUICK
 
     sizes = QUICK if options.quick else FULL
     result = run_suite(options.out, sizes=sizes, only=tuple(options.only))
@@ -31,16 +31,14 @@ def suite(options: argparse.Namespace) -> int:
     if options.save:
         write_json(BASELINE, result)
         PLAN.parent.mkdir(exist_ok=True)
-        for kind in ("svg", "png"):
-            shutil.copy(options.out / f"bench.{kind}", PLAN.parent / f"bench.{kind}")
+        shutil.copy(options.out / "bench.svg", PLAN.parent / "bench.svg")
     return 0
 
 
 def check(options: argparse.Namespace) -> int:
     """Measure and compare with the baseline; 1 when a ratio has become worse."""
     from attnknn.files import read_json
-    from benchmarks.check import other_machine, regressions
-    from benchmarks.suite import FILE
+    from benchmarks.suite import FILE, other_machine, regressions
 
     if not options.baseline.exists():
         print(f"{options.baseline} must exist: make it with `python -m benchmarks suite --save`")
@@ -60,27 +58,27 @@ def check(options: argparse.Namespace) -> int:
 
 def million(options: argparse.Namespace) -> int:
     """Build, tune and search a million rows of width 128."""
-    from benchmarks.million import FILE, run_million
+    from benchmarks.growth import MILLION_FILE, run_million
 
     for name, row in run_million(
         options.out, n_rows=options.rows, names=tuple(options.only)
     ).items():
         print(name, {key: value for key, value in row.items() if key != "curve"})
-    return _kept(options, FILE)
+    return _kept(options, MILLION_FILE)
 
 
 def exponents(options: argparse.Namespace) -> int:
     """Fit how search, trust and stage 2 grow with the rows."""
-    from benchmarks.exponents import FILE, run_exponents
+    from benchmarks.growth import EXPONENTS_FILE, run_exponents
 
     for name, value in run_exponents(options.out, quick=options.quick).items():
         print(f"{name:<8} n ** {value:.2f}")
-    return _kept(options, FILE)
+    return _kept(options, EXPONENTS_FILE)
 
 
 def plan(options: argparse.Namespace) -> int:
     """Write docs/scaling.md from the figures that were saved."""
-    from benchmarks.page import write_page
+    from benchmarks.plan import write_page
 
     try:
         print(write_page(options.figures, options.page))

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.environment import plain_environment
+from benchmarks import plain_environment
 
 
 class BareFaiss:
@@ -53,7 +53,7 @@ def main() -> None:
     import faiss
 
     from attnknn.core.kernels import running_core_type
-    from benchmarks.sizes import random_rows
+    from benchmarks.timing import random_rows
 
     n_rows, dim, n_queries = map(int, sys.argv[1:])
     index = faiss.IndexFlatIP(dim)

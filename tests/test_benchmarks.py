@@ -12,19 +12,23 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent))  # benchmarks are run from there
 
 from attnknn.core.bank import MemoryBank
-from benchmarks import afmp_cost, plan
+from benchmarks import plan, stages
 from benchmarks.__main__ import main
-from benchmarks.approximate_search import row_of
 from benchmarks.bare_faiss import BareFaiss
-from benchmarks.check import other_machine, regressions
-from benchmarks.estimator_memory import METHODS
-from benchmarks.estimator_speed import measure_memory, memory_ratios
-from benchmarks.exponents import exponent
-from benchmarks.page import write_page
-from benchmarks.plan import Machine, foretold, label_bytes, need, queries_to_pay
-from benchmarks.sizes import QUICK, clustered_rows, random_rows
-from benchmarks.suite import FILE, groups, run_suite, table
-from benchmarks.timing import Missing, Ratio, divided, interleaved
+from benchmarks.estimator import METHODS, compare_memory, memory_ratios
+from benchmarks.growth import exponent
+from benchmarks.plan import Machine, foretold, label_bytes, need, queries_to_pay, write_page
+from benchmarks.search import row_of
+from benchmarks.suite import FILE, groups, other_machine, regressions, run_suite, table
+from benchmarks.timing import (
+    QUICK,
+    Missing,
+    Ratio,
+    clustered_rows,
+    divided,
+    interleaved,
+    random_rows,
+)
 
 
 def test_actions_take_turns_and_the_first_round_does_not_count():
@@ -245,7 +249,7 @@ def test_every_group_is_known_by_name():
 
 def test_a_row_that_cannot_be_measured_says_why(monkeypatch):
     monkeypatch.setitem(sys.modules, "attnknn.afmp.model", None)
-    [row] = afmp_cost.measure(QUICK)
+    [row] = stages.measure_afmp(QUICK)
     assert isinstance(row, Missing)
     assert "cannot be imported" in row.reason
 
@@ -292,7 +296,7 @@ def test_memory_ratios_by_hand():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read on Linux")
 def test_each_classifier_is_measured_with_its_own_libraries(monkeypatch):
     monkeypatch.chdir(Path(__file__).parent.parent)
-    found = measure_memory(5, 300, 40)
+    found = compare_memory(5, 300, 40)
     assert {"attnknn", "faiss", "torch"}.isdisjoint(found["memory"]["brute"]["libraries"])
     assert {"attnknn", "torch"} <= set(found["memory"]["attention"]["libraries"])
     for name in METHODS:
