@@ -18,12 +18,17 @@ from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.config import AttentionConfig
-from attnknn.core.fit import fit_on_neighbours
 from attnknn.core.vote import predict
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_methods, with_verdicts
 from attnknn.evaluate.measure import METRIC_NAMES
-from attnknn.studies.common import Neighbourhoods, search_run, tidy_measures
+from attnknn.studies.common import (
+    Neighbourhoods,
+    Recipe,
+    fit_attention,
+    search_run,
+    tidy_measures,
+)
 
 # ---- Variants of an attention: what is taken away or added, and the form each is compared with.
 #
@@ -322,14 +327,9 @@ def verdict(ablation: Ablation, *, metric: str = "nll") -> str:
 def _predict_variant(
     run: TrainedRun, found: Neighbourhoods, config: AttentionConfig, epochs: int, repeat: int
 ) -> Float[np.ndarray, "B C"]:
-    fitted = fit_on_neighbours(
-        run.bank,
-        found.held_out,
-        found.held_out_labels,
-        attention=config,
-        fitting=replace(run.config.fitting, fit_epochs=epochs),
-        seed=1000 * repeat + run.config.seed,
-    )
+    settings = replace(run.config.fitting, fit_epochs=epochs)
+    recipe = Recipe(config, settings, 1000 * repeat + run.config.seed)
+    fitted = fit_attention(run.bank, found, recipe)
     return predict(fitted.method, found.test)
 
 

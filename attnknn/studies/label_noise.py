@@ -5,11 +5,17 @@ derives from labels (trust, histograms, prototypes) comes from the flipped ones.
 held-out queries tune the baselines and refit the attention. Their labels are clean, or as noisy as
 the memory's (the case people really have); then it is estimated how classes turn into labels
 (``attnknn.core.noise.label_transition``), and every method fitted on them gets the same correction.
+
+Beside the refitted attention stand two that are fitted once for all levels: *frozen*, the published
+protocol, as trained on the clean memory; and *transfer*, fitted there under drawn noise.
+
+Axes: B queries, C classes, N memory rows, U different qualities.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,34 +30,188 @@ from attnknn.core.noise import label_transition
 from attnknn.core.vote import Attention, predict
 from attnknn.data.change import flip_labels
 from attnknn.embed.run import TrainedRun
-from attnknn.evaluate.compare import compare_in_families, standing
+from attnknn.evaluate.compare import standing
 from attnknn.evaluate.measure import METRIC_NAMES
 from attnknn.studies.common import (
-    METRICS,
     TUNED_DEPTH,
+    Entry,
     Neighbourhoods,
     Predictions,
-    level_limits,
-    plain_methods,
-    refit,
+    Recipe,
+    Study,
+    attention_at,
+    collect,
+    contest,
+    fit_attention,
     search_run,
-    tidy_measures,
-    tuned_baselines,
-    with_limits,
 )
 from attnknn.studies.published import published_noise, sweep_beside_published
+from attnknn.studies.retrained import BOTH, behind_clean, load_variants
+
+TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
+TUNED = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)")
+ONCE = ("attention, frozen", "attention, transfer")  # fitted once, for every level
+CURVES = ("uniform", *TUNED, "attention", *ONCE)
+RIVALS = (*TUNED, *ONCE)
+
+
+class Level(NamedTuple):
+    """One noise level: what is flipped how often, and whether the held-out labels are too."""
+
+    kind: str
+    rate: float
+    held_out: str
+
+
+def memory_noise(
+    runs: Sequence[TrainedRun],
+    *,
+    rates: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4),
+    kinds: Sequence[str] = ("symmetric", "asymmetric"),
+    held_out: Sequence[str] = ("clean", "noisy"),
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    progress: bool = True,
+) -> Study:
+    """Return every method's measures at every noise level.
+
+    The methods "trust" and "cleanlab" of the table carry how well each tells flipped rows.
+
+    Args:
+        runs: One trained run a seed.
+        rates: Shares of memory labels that are flipped.
+        kinds: "symmetric" (to any other class) and "asymmetric" (to the next class).
+        held_out: "clean" and "noisy" labels of the held-out queries.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
+        k_baseline: Neighbours of the untuned methods.
+        progress: Show a progress bar.
+    """
+    levels = [
+        Level(kind, rate, labels)
+        for labels, kind, rate in itertools.product(held_out, kinds, rates)
+        if rate > 0 or kind == kinds[0]
+    ]
+    ks = {"k_eval": k_eval, "k_baseline": k_baseline}
+
+    def entries() -> Iterator[Entry]:
+        for run in runs:
+            found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
+            once = fitted_once(run, found, k_eval)
+            for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
+                bank = noisy_bank(run, level)
+                probs = noise_predictions(run, bank, found, level, once=once, **ks)
+                # The memory is the same for all held-out labels: its flips are looked for once.
+                looked = level.held_out == held_out[0]
+                found_flips = detection(bank, run.labels("train")) if looked else []
+                yield Entry(run, level, probs, found_flips)
+
+    study = collect(entries(), runs[0].labels("test"))
+    clean = study.table[study.table["rate"] == 0]  # the start of every kind's curve
+    repeated = [clean.assign(kind=kind) for kind in kinds[1:]]
+    return replace(study, table=pd.concat([study.table, *repeated], ignore_index=True))
+
+
+def noisy_bank(run: TrainedRun, level: Level) -> MemoryBank:
+    """Return the memory with flipped labels."""
+    options = {"n_classes": len(run.class_names), "kind": level.kind, "seed": run.config.seed}
+    return run.bank.relabelled(flip_labels(run.labels("train"), level.rate, **options))
+
+
+def fitted_once(run: TrainedRun, found: Neighbourhoods, k_eval: int) -> dict[str, Attention]:
+    """Return the attentions that are fitted on the clean memory, for every level."""
+    recipe = Recipe.of(run)
+    drawn = replace(recipe.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
+    transfer = fit_attention(run.bank, found.nearest(k_eval), recipe._replace(fitting=drawn))
+    return dict(zip(ONCE, (attention_at(run, found, k_eval), transfer.method), strict=True))
+
+
+def noise_predictions(
+    run: TrainedRun,
+    bank: MemoryBank,
+    found: Neighbourhoods,
+    level: Level,
+    *,
+    k_eval: int,
+    k_baseline: int,
+    own: Attention | None = None,
+    once: Mapping[str, Attention] | None = None,
+) -> Predictions:
+    """Return test probabilities of every method over a memory with wrong labels.
+
+    Args:
+        run: Whose kind of attention is fitted.
+        bank: The memory.
+        found: Its neighbours, whatever labels they have there.
+        level: Whether the held-out labels are as noisy as the memory's.
+        k_eval: Neighbours the attention weighs.
+        k_baseline: Neighbours of the untuned methods.
+        own: An attention that is fitted on this memory and clean held-out labels already.
+        once: Attentions fitted on clean labels elsewhere, by name.
+    """
+    labels, is_noisy, error = found.held_out_labels, level.held_out == "noisy", 0.0
+    if is_noisy:
+        # Another seed: held-out rows must not repeat the memory's draw.
+        options = {"n_classes": len(run.class_names), "seed": run.config.seed + 1}
+        labels = flip_labels(labels, level.rate, kind=level.kind, **options)
+    here = Neighbourhoods(
+        found.held_out.with_view(bank.view), labels, found.test.with_view(bank.view)
+    )
+    if is_noisy:
+        error = label_transition(here.held_out.nearest(min(k_eval, here.test.k)), labels)
+    options = {"k_eval": k_eval, "k_baseline": k_baseline, "label_error": error}
+    own = None if is_noisy else own
+    probs = contest(bank, here, Recipe.of(run), own=own, **options).predict(here.test)
+    if not is_noisy:  # they were fitted on clean labels, which nobody has at the noisy levels
+        probs |= {name: predict(method, here.test) for name, method in (once or {}).items()}
+    return probs
+
+
+def retrained_noise(
+    names: Sequence[str | Path],
+    base: Study,
+    runs: Sequence[TrainedRun],
+    *,
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    progress: bool = True,
+) -> Study:
+    """Return the label-noise study of runs that were trained on wrong labels.
+
+    Args:
+        names: Runs, or folders of runs; ``retrained.variant_facts`` names those that do not belong
+            here.
+        base: The study of the memory alone, whose kinds of held-out labels are used, and whose
+            noise-free level begins the curves.
+        runs: The runs of that study.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
+        k_baseline: Neighbours of the untuned methods.
+        progress: Show a progress bar.
+    """
+    variants = load_variants(names, runs, fault="train_noise")
+    held_out = list(dict.fromkeys(level.held_out for level in base.probs))
+    ks = {"k_eval": k_eval, "k_baseline": k_baseline}
+
+    def entries() -> Iterator[Entry]:
+        for run in tqdm(variants, desc="retrained", disable=not progress, leave=False):
+            found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
+            own, data = attention_at(run, found, k_eval), run.config.data
+            for labels in held_out:
+                level = Level(data.train_noise_kind, data.train_noise, labels)
+                probs = noise_predictions(run, run.bank, found, level, own=own, **ks)
+                yield Entry(run, level, probs)
+
+    study = collect(entries(), base.labels, corrupted=BOTH)
+    clean = base.table[base.table["rate"] == 0]
+    return behind_clean(study, clean[clean["kind"].isin([level.kind for level in study.probs])])
+
 
 # ---- Finding wrong labels: how well the trust of a memory row, and its peer, tell flipped rows.
-#
-# Axes: N memory rows, U different qualities, R resamples.
 
 DETECTORS = ("trust", "cleanlab")
 _N_RESAMPLES = 200
 
 
-def detection(
-    bank: MemoryBank, true_labels: Int[np.ndarray, " N"], named: dict[str, object]
-) -> list[dict[str, object]]:
+def detection(bank: MemoryBank, true_labels: Int[np.ndarray, " N"]) -> list[dict[str, object]]:
     """Return how well trust and its peer find the flipped rows; nothing without flips.
 
     ``low`` and ``high`` are 95 % intervals over the memory rows of this one memory.
@@ -62,11 +222,10 @@ def detection(
     scores = {"trust": bank.view.trust.numpy(), "cleanlab": cleanlab_scores(bank)}
     halves = half_widths(scores, wrong)
     rows = []
-    for method, score in scores.items():
-        for metric, measure in DETECTION.items():
-            value, half = measure(score, wrong), halves[method, metric]
-            limits = {"low": value - half, "high": value + half}
-            rows.append(named | {"method": method, "metric": metric, "value": value, **limits})
+    for (method, score), (metric, measure) in itertools.product(scores.items(), DETECTION.items()):
+        value, half = measure(score, wrong), halves[method, metric]
+        limits = {"low": value - half, "high": value + half}
+        rows.append({"method": method, "metric": metric, "value": value, **limits})
     return rows
 
 
@@ -156,131 +315,7 @@ def precision_at_rate(quality: Float[np.ndarray, " N"], wrong: Bool[np.ndarray, 
 
 DETECTION = {"auroc": label_error_auroc, "precision at the noise rate": precision_at_rate}
 
-
-TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
-CURVES = (
-    "uniform",
-    "uniform (tuned)",
-    "distance (tuned)",
-    "prototypes (tuned)",
-    "attention",
-    "attention, transfer",
-)
-RIVALS = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "attention, transfer")
-
-
-class Level(NamedTuple):
-    """One noise level: what is flipped how often, and whether the held-out labels are too."""
-
-    kind: str
-    rate: float
-    held_out: str
-
-
-class LevelResult(NamedTuple):
-    """What came of one level: test probabilities, and the memory."""
-
-    probs: Predictions
-    bank: MemoryBank
-
-
-@dataclass(frozen=True)
-class NoiseStudy:
-    """Measures of every method at every noise level.
-
-    Attributes:
-        table: One row per seed, kind, rate, held-out labels, method and measure; the methods
-            "trust" and "cleanlab" carry how well each tells flipped rows from others. ``low`` and
-            ``high``, with one seed: 95 % over test rows, for the two over memory rows.
-        probs: Level to method name to one table of test probabilities a seed.
-        labels: True classes of the test rows.
-    """
-
-    table: pd.DataFrame
-    probs: dict[Level, dict[str, list[Float[np.ndarray, "B C"]]]]
-    labels: Int[np.ndarray, " B"]
-
-
-def memory_noise(
-    runs: Sequence[TrainedRun],
-    *,
-    rates: Sequence[float] = (0.0, 0.1, 0.2, 0.3, 0.4),
-    kinds: Sequence[str] = ("symmetric", "asymmetric"),
-    held_out: Sequence[str] = ("clean", "noisy"),
-    k_eval: int = 50,
-    k_baseline: int = 16,
-    progress: bool = True,
-) -> NoiseStudy:
-    """Return every method's measures at every noise level.
-
-    Args:
-        runs: One trained run a seed.
-        rates: Shares of memory labels that are flipped.
-        kinds: "symmetric" (to any other class) and "asymmetric" (to the next class).
-        held_out: "clean" and "noisy" labels of the held-out queries.
-        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
-        k_baseline: Neighbours of the untuned methods.
-        progress: Show a progress bar.
-    """
-    tables, kept = [], {}
-    for run in runs:
-        found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
-        levels = [
-            Level(kind, rate, labels)
-            for labels, kind, rate in itertools.product(held_out, kinds, rates)
-            if rate > 0 or kind == kinds[0]
-        ]
-        transfer = fit_transfer(run, found.nearest(k_eval))
-        named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
-        for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
-            probs, bank = noisy_predictions(run, found, transfer, level, k_eval, k_baseline)
-            tables += tidy_measures(probs, run.labels("test"), **named, **level._asdict())
-            if level.held_out == held_out[0]:  # the memory is the same for all held-out labels
-                tables += detection(bank, run.labels("train"), named | level._asdict())
-            for name, each in probs.items():
-                kept.setdefault(level, {}).setdefault(name, []).append(each)
-    labels = runs[0].labels("test")
-    table = with_limits(pd.DataFrame(tables), level_limits(kept, labels, metrics=METRICS))
-    return NoiseStudy(_with_clean_level(table, kinds), kept, labels)
-
-
-def fit_transfer(run: TrainedRun, found: Neighbourhoods) -> Attention:
-    """Return an attention fitted once, on the clean memory under drawn noise, for every level."""
-    fitting = replace(run.config.fitting, fit_noise_max=TRANSFER_NOISE, fit_epochs=TRANSFER_EPOCHS)
-    return refit(run, run.bank, found, fitting=fitting).method
-
-
-def noisy_predictions(
-    run: TrainedRun,
-    found: Neighbourhoods,
-    transfer: Attention,
-    level: Level,
-    k_eval: int,
-    k_baseline: int,
-) -> LevelResult:
-    """Return test probabilities of every method over a memory with flipped labels."""
-    options = {"n_classes": len(run.class_names), "kind": level.kind}
-    seed, is_noisy = run.config.seed, level.held_out == "noisy"
-    bank = run.bank.relabelled(flip_labels(run.labels("train"), level.rate, seed=seed, **options))
-    labels = found.held_out_labels
-    if is_noisy:
-        # Another seed: held-out rows must not repeat the memory's draw.
-        labels = flip_labels(labels, level.rate, seed=seed + 1, **options)
-    whole = Neighbourhoods(
-        found.held_out.with_view(bank.view), labels, found.test.with_view(bank.view)
-    )
-    here = whole.nearest(k_eval)
-    error = label_transition(here.held_out, labels) if is_noisy else 0.0
-    plain = plain_methods(min(k_baseline, whole.test.k))
-    tuned = tuned_baselines(whole, label_error=error)
-    fitting = replace(run.config.fitting, fit_noisy_labels=is_noisy)
-    attention = refit(run, bank, here, fitting=fitting).method
-    probs = {name: predict(method, whole.test) for name, method in plain.items()}
-    probs |= {name: fitted.predict(whole.test) for name, fitted in tuned.items()}
-    probs["attention"] = predict(attention, here.test)
-    if not is_noisy:  # it was fitted on clean labels, which nobody has at the noisy levels
-        probs["attention, transfer"] = predict(transfer, here.test)
-    return LevelResult(probs, bank)
+# ---- What a page shows of the study.
 
 
 def curves(table: pd.DataFrame, *, held_out: str | None = None) -> pd.DataFrame:
@@ -318,7 +353,7 @@ def noise_table(table: pd.DataFrame, *, rate: float | None = None) -> pd.DataFra
     return table.assign(noise=shown).rename(columns={"held_out": "held-out labels"})
 
 
-def beside_published(study: NoiseStudy) -> pd.DataFrame:
+def beside_published(study: Study) -> pd.DataFrame:
     """Return our accuracies and the published ones side by side, a column a noise level.
 
     Ours are those of the first kind of noise and the first kind of held-out labels.
@@ -329,24 +364,11 @@ def beside_published(study: NoiseStudy) -> pd.DataFrame:
     return sweep_beside_published(own, published_noise(), over="rate")
 
 
-def comparisons(
-    study: NoiseStudy, *, metrics: Sequence[str] = ("accuracy", "nll", "ece")
-) -> pd.DataFrame:
-    """Return every method's paired difference to the refitted attention, level by level."""
-    tables = [
-        compare_in_families(probs, study.labels, "attention", metrics=metrics).assign(
-            **level._asdict()
-        )
-        for level, probs in study.probs.items()
-    ]
-    return pd.concat(tables, ignore_index=True)
-
-
 def verdict(compared: pd.DataFrame, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:
     """Return, in Markdown, how the refitted attention compares at the highest noise level.
 
     Args:
-        compared: From ``comparisons``.
+        compared: From ``common.comparisons``.
         metrics: Measures to tell of.
     """
     highest = compared[compared["rate"] == compared["rate"].max()]
@@ -361,9 +383,3 @@ def verdict(compared: pd.DataFrame, *, metrics: Sequence[str] = ("nll", "accurac
         parts.append(f"- {where}: {'; '.join(phrases)}.")
     title = "Attention, refitted on the noisy memory, against the others (paired, Holm-corrected):"
     return "\n".join([title, "", *parts])
-
-
-def _with_clean_level(table: pd.DataFrame, kinds: Sequence[str]) -> pd.DataFrame:
-    """Repeat the noise-free level under every kind of noise: it is the start of each curve."""
-    clean = table[table["rate"] == 0]
-    return pd.concat([table, *(clean.assign(kind=kind) for kind in kinds[1:])], ignore_index=True)

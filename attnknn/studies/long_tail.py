@@ -9,47 +9,55 @@ are long-tailed ones of which every class counts the same, for each method that 
 Many-, medium- and few-shot classes are the thirds of the classes by their rows in the most
 long-tailed memory of the study; they are the same at every ratio, so that a curve follows the same
 classes.
+
+Axes: B queries, C classes, M kept rows.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from tqdm import tqdm
 
 from attnknn.core.bank import MemoryBank
 from attnknn.core.vote import Attention, predict
 from attnknn.data.change import long_tail_rows
 from attnknn.embed.run import TrainedRun
-from attnknn.evaluate.compare import compare_in_families, compare_methods, standing
-from attnknn.evaluate.measure import METRIC_NAMES, accuracy, summarise
-from attnknn.evaluate.tune import BASELINES, IMBALANCE_BASELINES, fit_baseline
+from attnknn.evaluate.compare import compare_methods, standing
+from attnknn.evaluate.measure import METRIC_NAMES
+from attnknn.evaluate.tune import BASELINES, IMBALANCE_BASELINES
 from attnknn.studies.common import (
     TUNED_DEPTH,
+    Entry,
     Neighbourhoods,
     Predictions,
+    Recipe,
+    Study,
     attention_at,
-    group_limits,
-    plain_methods,
-    refit,
+    collect,
+    contest,
     search_run,
-    with_limits,
+    tuned_settings,
 )
-
-# ---- A long-tailed memory: fewer rows of some classes, an exact search of what is left, all
-# methods.
-#
-# Axes: B queries, C classes, N training rows, M kept rows.
+from attnknn.studies.retrained import BOTH, MEMORY, behind_clean, load_variants
 
 SHOTS = ("many", "medium", "few")
 MEASURES = ("accuracy", "balanced_accuracy", "nll", "brier", "ece")
+HELD_OUT_ROWS = ("balanced", "long-tailed", "reweighted")
+TUNED = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "prior-corrected (tuned)")
+CURVES = (*TUNED, "attention", "attention, transfer")
+RIVALS = (*TUNED, "attention, transfer")
 
-# Name of a group of classes to its class ids.
-Groups = dict[str, Int[np.ndarray, " _"]]
+
+class TailLevel(NamedTuple):
+    """One long tail: smallest class over largest, and whether the held-out rows have it too."""
+
+    ratio: float
+    held_out: str
 
 
 def tail_rows(run: TrainedRun, ratio: float) -> Int[np.ndarray, " M"]:
@@ -80,7 +88,7 @@ def memory_sizes(run: TrainedRun, ratios: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame(counts, index=pd.Index(ratios, name="ratio"), columns=run.class_names)
 
 
-def shot_groups(counts: Int[np.ndarray, " C"]) -> Groups:
+def shot_groups(counts: Int[np.ndarray, " C"]) -> dict[str, Int[np.ndarray, " _"]]:
     """Return the thirds of the classes by memory rows: many-, medium- and few-shot.
 
     Of equal counts the lower class comes first; where three do not divide the classes, the first
@@ -89,13 +97,6 @@ def shot_groups(counts: Int[np.ndarray, " C"]) -> Groups:
     order = np.argsort(-counts, kind="stable")
     names = SHOTS if len(counts) > 2 else (SHOTS[0], SHOTS[-1])
     return dict(zip(names, np.array_split(order, len(names)), strict=True))
-
-
-def search_bank(run: TrainedRun, bank: MemoryBank, k: int) -> Neighbourhoods:
-    """Return the k nearest rows of a memory for the validation and the test rows of a run."""
-    k = min(k, len(bank))
-    found = [bank.search(run.rows(part), k) for part in ("val", "test")]
-    return Neighbourhoods(found[0], run.labels("val"), found[1])
 
 
 def thinned(whole: Neighbourhoods, ratio: float, run: TrainedRun) -> Neighbourhoods:
@@ -113,89 +114,6 @@ def balancing_weights(labels: Int[np.ndarray, " B"]) -> Float[np.ndarray, " B"]:
     return len(labels) / ((counts > 0).sum() * counts[labels])
 
 
-def memory_predictions(
-    run: TrainedRun,
-    bank: MemoryBank,
-    whole: Neighbourhoods,
-    k_eval: int,
-    k_baseline: int,
-    *,
-    weights: Float[np.ndarray, " _"] | None = None,
-    attention: Attention | None = None,
-) -> Predictions:
-    """Return test probabilities of every method over one memory, fitted on its held-out queries.
-
-    Args:
-        run: The run whose kind of attention is fitted.
-        bank: The memory.
-        whole: A search of it.
-        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
-        k_baseline: Neighbours of the untuned methods.
-        weights: How much each held-out query counts for every method that is fitted.
-        attention: One that is already fitted on this memory and these queries.
-    """
-    here = whole.nearest(k_eval)
-    attention = attention or refit(run, bank, here, weights=weights).method
-    plain = plain_methods(min(k_baseline, whole.test.k))
-    probs = {name: predict(method, whole.test) for name, method in plain.items()}
-    for name in (*BASELINES, *IMBALANCE_BASELINES):
-        fitted = fit_baseline(name, whole.held_out, whole.held_out_labels, weights=weights)
-        probs[f"{name} (tuned)"] = fitted.predict(whole.test)
-    return probs | {"attention": predict(attention, here.test)}
-
-
-def tail_measures(
-    probs: Predictions, labels: Int[np.ndarray, " B"], groups: Groups, named: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Return one row per method, measure and group of classes; groups without rows have none."""
-    rows = []
-    for method, table in probs.items():
-        every = summarise(table, labels)
-        rows += [("all", method, metric, every[metric]) for metric in MEASURES]
-        for group, classes in groups.items():
-            own = np.isin(labels, classes)
-            if own.any():
-                rows.append((group, method, "accuracy", accuracy(table[own], labels[own])))
-    names = ("classes", "method", "metric", "value")
-    return [named | dict(zip(names, row, strict=True)) for row in rows]
-
-
-HELD_OUT_ROWS = ("balanced", "long-tailed", "reweighted")
-TUNED = ("uniform (tuned)", "distance (tuned)", "prototypes (tuned)", "prior-corrected (tuned)")
-CURVES = (*TUNED, "attention", "attention, transfer")
-RIVALS = (*TUNED, "attention, transfer")
-
-SeedTables = dict[str, list[Float[np.ndarray, "B C"]]]
-
-
-class TailLevel(NamedTuple):
-    """One long tail: smallest class over largest, and whether the held-out rows have it too."""
-
-    ratio: float
-    held_out: str
-
-
-@dataclass(frozen=True)
-class TailStudy:
-    """Measures of every method at every long tail.
-
-    Attributes:
-        table: One row per seed, ratio, held-out rows, method, classes and measure; ``classes`` is
-            "all" or a group, ``corrupted`` says what was long-tailed; ``low`` and ``high``, with
-            one seed: 95 % over test rows.
-        probs: Level to method name to one table of test probabilities a seed.
-        labels: True classes of the test rows.
-        groups: Which classes are many-, medium- and few-shot.
-        sizes: Memory rows by ratio (rows of the table) and class (columns), first seed.
-    """
-
-    table: pd.DataFrame
-    probs: dict[TailLevel, SeedTables]
-    labels: Int[np.ndarray, " B"]
-    groups: Groups
-    sizes: pd.DataFrame
-
-
 def memory_tail(
     runs: Sequence[TrainedRun],
     *,
@@ -204,8 +122,10 @@ def memory_tail(
     k_eval: int = 50,
     k_baseline: int = 16,
     progress: bool = True,
-) -> TailStudy:
+) -> Study:
     """Return every method's measures at every long tail of the memory.
+
+    Its groups are the many-, medium- and few-shot classes.
 
     Args:
         runs: One trained run a seed. A run trained on a long tail has no rows for a milder one:
@@ -217,69 +137,121 @@ def memory_tail(
         progress: Show a progress bar.
     """
     possible = sorted({min(ratio, runs[0].config.data.train_tail) for ratio in ratios})[::-1]
-    sizes = memory_sizes(runs[0], possible)
-    groups = shot_groups(sizes.iloc[-1].to_numpy())
-    rows, kept = [], {}
-    for run in runs:
-        transfer = attention_at(run, search_run(run, k_eval), k_eval)
-        for ratio in tqdm(possible, desc="long tails", disable=not progress, leave=False):
-            found = level_predictions(run, transfer, ratio, held_out, k_eval, k_baseline)
-            for level, probs in found.items():
-                named = {"dataset": run.config.data.dataset, "seed": run.config.seed}
-                named |= {"corrupted": "memory only", **level._asdict()}
-                rows += tail_measures(probs, run.labels("test"), groups, named)
-                for name, each in probs.items():
-                    kept.setdefault(level, {}).setdefault(name, []).append(each)
+    groups = shot_groups(memory_sizes(runs[0], possible[-1:]).iloc[0].to_numpy())
+    ks = {"k_eval": k_eval, "k_baseline": k_baseline}
+
+    def entries() -> Iterator[Entry]:
+        for run in runs:
+            frozen = attention_at(run, search_run(run, k_eval), k_eval)
+            for ratio in tqdm(possible, desc="long tails", disable=not progress, leave=False):
+                for level, probs in level_predictions(run, frozen, ratio, held_out, **ks).items():
+                    yield Entry(run, level, probs)
+
     labels = runs[0].labels("test")
-    limits = group_limits(kept, labels, groups, metrics=MEASURES)
-    return TailStudy(with_limits(pd.DataFrame(rows), limits), kept, labels, groups, sizes)
+    return collect(entries(), labels, metrics=MEASURES, groups=groups, corrupted=MEMORY)
 
 
 def level_predictions(
     run: TrainedRun,
-    transfer: Attention,
+    frozen: Attention,
     ratio: float,
     held_out: Sequence[str],
+    *,
     k_eval: int,
     k_baseline: int,
 ) -> dict[TailLevel, Predictions]:
-    """Return test probabilities over one memory for each kind of held-out queries, one search."""
-    bank = tailed_bank(run, ratio)
-    whole = search_bank(run, bank, max(k_eval, k_baseline, TUNED_DEPTH))
+    """Return test probabilities over one memory for each kind of held-out queries, one search.
+
+    The attention that is ``frozen``, as fitted on the whole memory, is shown as "transfer".
+    """
+    bank, ks = tailed_bank(run, ratio), {"k_eval": k_eval, "k_baseline": k_baseline}
+    whole = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH), bank=bank)
     levels: dict[TailLevel, Predictions] = {}
     for name in held_out:
+        level, first = TailLevel(ratio, name), TailLevel(ratio, held_out[0])
         if ratio == 1 and levels:  # nothing is dropped: all kinds are the same rows
-            levels[TailLevel(ratio, name)] = dict(levels[TailLevel(ratio, held_out[0])])
-            continue
-        own = transfer if ratio == 1 else None  # fitted on this very memory
-        levels[TailLevel(ratio, name)] = held_out_predictions(
-            run, bank, whole, TailLevel(ratio, name), k_eval, k_baseline, attention=own
-        )
+            levels[level] = dict(levels[first])
+        else:
+            own = frozen if ratio == 1 else None  # fitted on this very memory
+            levels[level] = tail_predictions(run, bank, whole, level, own=own, **ks)
     if "balanced" in held_out:  # long-tailed queries go with nothing that was fitted on balanced
         nearest = whole.test.nearest(min(k_eval, whole.test.k))
-        probs = predict(Attention(nearest.k, transfer.module), nearest)
+        probs = predict(Attention(nearest.k, frozen.module), nearest)
         levels[TailLevel(ratio, "balanced")]["attention, transfer"] = probs
     return levels
 
 
-def held_out_predictions(
+def tail_predictions(
     run: TrainedRun,
     bank: MemoryBank,
     whole: Neighbourhoods,
     level: TailLevel,
+    *,
     k_eval: int,
     k_baseline: int,
-    *,
-    attention: Attention | None = None,
+    own: Attention | None = None,
 ) -> Predictions:
-    """Return test probabilities of every method, fitted on the held-out queries of a level."""
+    """Return test probabilities of every method, fitted on the held-out queries of a level.
+
+    Args:
+        run: Whose kind of attention is fitted.
+        bank: The memory.
+        whole: A search of it.
+        level: How long the tail is, and which held-out queries are fitted on.
+        k_eval: Neighbours the attention weighs.
+        k_baseline: Neighbours of the untuned methods.
+        own: An attention that is fitted on this memory and these queries already.
+    """
     here = whole if level.held_out == "balanced" else thinned(whole, level.ratio, run)
     weights = balancing_weights(here.held_out_labels) if level.held_out == "reweighted" else None
-    options = {"weights": weights, "attention": attention}
-    return memory_predictions(run, bank, here, k_eval, k_baseline, **options)
+    tried = tuned_settings(here.test.k, (*BASELINES, *IMBALANCE_BASELINES))
+    options = {"k_eval": k_eval, "k_baseline": k_baseline, "tried": tried, "weights": weights}
+    return contest(bank, here, Recipe.of(run), own=own, **options).predict(here.test)
 
 
-def curves(study: TailStudy, *, held_out: str, groups: bool = False) -> pd.DataFrame:
+def retrained_tail(
+    names: Sequence[str | Path],
+    base: Study,
+    runs: Sequence[TrainedRun],
+    *,
+    k_eval: int = 50,
+    k_baseline: int = 16,
+    progress: bool = True,
+) -> Study:
+    """Return the long-tail study of runs that were trained on a long tail.
+
+    Args:
+        names: Runs, or folders of runs; ``retrained.variant_facts`` names those that do not belong
+            here.
+        base: The study of the memory alone. Its groups of classes and its kinds of held-out
+            queries are used, and its balanced level begins the curves.
+        runs: The runs of that study.
+        k_eval: Neighbours the attention weighs; tuned baselines may use more (``TUNED_DEPTH``).
+        k_baseline: Neighbours of the untuned methods.
+        progress: Show a progress bar.
+    """
+    variants = load_variants(names, runs, fault="train_tail")
+    held_out = list(dict.fromkeys(level.held_out for level in base.probs))
+    ks = {"k_eval": k_eval, "k_baseline": k_baseline}
+
+    def entries() -> Iterator[Entry]:
+        for run in tqdm(variants, desc="retrained", disable=not progress, leave=False):
+            found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
+            for name in held_out:
+                level = TailLevel(run.config.data.train_tail, name)
+                own = attention_at(run, found, k_eval) if name == "balanced" else None
+                probs = tail_predictions(run, run.bank, found, level, own=own, **ks)
+                yield Entry(run, level, probs)
+
+    options = {"metrics": MEASURES, "groups": base.groups, "corrupted": BOTH}
+    study = collect(entries(), base.labels, **options)
+    return behind_clean(study, base.table[base.table["ratio"] == 1])
+
+
+# ---- What a page shows of the study.
+
+
+def curves(study: Study, *, held_out: str, groups: bool = False) -> pd.DataFrame:
     """Return the rows to draw, with the imbalance (largest class over smallest) as ``imbalance``.
 
     Args:
@@ -298,7 +270,7 @@ def curves(study: TailStudy, *, held_out: str, groups: bool = False) -> pd.DataF
     return table.assign(**{name: 100 * table[name] for name in shares})
 
 
-def group_titles(study: TailStudy) -> dict[str, str]:
+def group_titles(study: Study) -> dict[str, str]:
     """Return how each group's accuracy is called in a figure."""
     return {name: f"{name}-shot accuracy (%)" for name in study.groups}
 
@@ -317,46 +289,20 @@ def tail_table(table: pd.DataFrame, *, ratio: float | None = None) -> pd.DataFra
     return shown.drop(columns="place").rename(columns={"held_out": "held-out rows"})
 
 
-def group_table(study: TailStudy, class_names: Sequence[str]) -> pd.DataFrame:
+def group_table(study: Study, run: TrainedRun) -> pd.DataFrame:
     """Return which classes each group holds, and its smallest and largest class at each ratio."""
+    sizes = memory_sizes(run, list(dict.fromkeys(level.ratio for level in study.probs)))
     rows = []
     for name, classes in study.groups.items():
-        row = {"group": name, "classes": ", ".join(class_names[label] for label in classes)}
-        for ratio, counts in zip(study.sizes.index, study.sizes.to_numpy(), strict=True):
-            row[f"rows a class, ratio {ratio:g}"] = _span(counts[classes])
+        row = {"group": name, "classes": ", ".join(run.class_names[label] for label in classes)}
+        for ratio, counts in zip(sizes.index, sizes.to_numpy(), strict=True):
+            low, high = counts[classes].min(), counts[classes].max()
+            row[f"rows a class, ratio {ratio:g}"] = f"{low}" if low == high else f"{low} to {high}"
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _span(counts: Int[np.ndarray, " _"]) -> str:
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"
-
-
-def comparisons(study: TailStudy, *, metrics: Sequence[str] = ("nll", "accuracy", "ece")):
-    """Return every method's paired difference to the attention, for each level and group.
-
-    A group's rows are the test rows of its classes; only accuracy and NLL are compared there,
-    because calibration is a matter of all classes together.
-    """
-    parts = []
-    for level, probs in study.probs.items():
-        for name, own in _test_rows(study).items():
-            asked = metrics if name == "all" else [m for m in metrics if m in ("nll", "accuracy")]
-            if len(probs) < 2 or not own.any() or not asked:
-                continue
-            tables = {method: [each[own] for each in seeds] for method, seeds in probs.items()}
-            table = compare_in_families(tables, study.labels[own], "attention", metrics=asked)
-            parts.append(table.assign(**level._asdict(), classes=name))
-    return pd.concat(parts, ignore_index=True)
-
-
-def _test_rows(study: TailStudy) -> dict[str, Bool[np.ndarray, " B"]]:
-    groups = {name: np.isin(study.labels, ids) for name, ids in study.groups.items()}
-    return {"all": np.ones(len(study.labels), dtype=bool)} | groups
-
-
-def verdict(study: TailStudy, compared: pd.DataFrame) -> str:
+def verdict(study: Study, compared: pd.DataFrame) -> str:
     """Return, in Markdown, how the attention stands at the longest tail, and what the tail costs.
 
     Args:
@@ -380,7 +326,7 @@ def verdict(study: TailStudy, compared: pd.DataFrame) -> str:
     return "\n".join([title, "", *lines, "", cost_of_tail(study)])
 
 
-def cost_of_tail(study: TailStudy, *, methods: Sequence[str] = ("attention", *TUNED)) -> str:
+def cost_of_tail(study: Study, *, methods: Sequence[str] = ("attention", *TUNED)) -> str:
     """Return, in Markdown, what each method loses in accuracy from the mildest to the longest tail.
 
     The same test rows are predicted with both memories, so the differences are paired.

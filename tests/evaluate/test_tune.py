@@ -2,8 +2,16 @@
 
 import numpy as np
 import pytest
+import torch
 
-from attnknn.core.vote import AdaptiveK, Distance, Prototypes, Uniform, predict
+from attnknn.core.vote import (
+    AdaptiveK,
+    Distance,
+    PriorCorrected,
+    Prototypes,
+    Uniform,
+    predict,
+)
 from attnknn.evaluate import tune as baselines
 from attnknn.evaluate.measure import negative_log_likelihood
 from attnknn.evaluate.tune import (
@@ -143,3 +151,54 @@ def test_calibrated_rows_are_probabilities(held_out):
     probs = fit_baseline("uniform", neighbours, labels).predict(neighbours)
     np.testing.assert_allclose(probs.sum(axis=1), 1, atol=1e-9)
     assert probs.min() > 0
+
+
+class TestPriorCorrected:
+    """The vote divided by the class shares of the memory."""
+
+    def test_by_hand(self, circle, east):
+        # Neighbours at distances 0, 1 and root 2 with labels 0, 1, 1; shares 1/4, 2/4, 1/4.
+        found = circle.search(east, 3)
+        raw = np.exp(-np.array([0, 1, np.sqrt(2)])) / np.array([0.25, 0.5, 0.5])
+        weights = PriorCorrected(3).weights(found)[0].numpy()
+        np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-5)
+        votes = PriorCorrected(3).votes(found)[0].numpy()
+        np.testing.assert_allclose(votes[:2], [weights[0], weights[1] + weights[2]], rtol=1e-5)
+
+    def test_it_is_the_vote_divided_by_the_shares(self, neighbours):
+        view = neighbours.view
+        shares = view.labels.bincount(minlength=view.n_classes) / len(view.labels)
+        divided = Distance(11, 0.2).votes(neighbours) / shares
+        expected = divided / divided.sum(dim=1, keepdim=True)
+        torch.testing.assert_close(PriorCorrected(11, 0.2).votes(neighbours), expected)
+
+    def test_without_strength_it_is_the_distance_vote(self, neighbours):
+        plain = Distance(11, 0.3).votes(neighbours)
+        torch.testing.assert_close(PriorCorrected(11, 0.3, 0.0).votes(neighbours), plain)
+
+    def test_it_is_tuned_like_the_others(self, neighbours, blobs):
+        tried = candidates("prior-corrected", 11)
+        assert all(isinstance(each, PriorCorrected) for each in tried)
+        assert {each.strength for each in tried} == {0.0, 0.5, 1.0}
+        best = fit_baseline("prior-corrected", neighbours, blobs.query_labels)
+        losses = [calibrate(each, neighbours, blobs.query_labels).nll for each in tried]
+        assert best.nll == min(losses)
+
+    @pytest.mark.parametrize(
+        ("setting", "value"), [("temperature", 0.0), ("strength", 1.5), ("strength", -0.1)]
+    )
+    def test_impossible_settings_are_refused(self, setting, value):
+        with pytest.raises(ValueError, match=f"{setting} must"):
+            PriorCorrected(**({"k": 3} | {setting: value}))
+
+
+def test_weights_count_queries_as_often(neighbours, blobs):
+    """A query of weight 2 is a query that comes twice."""
+    weights = np.ones(29)
+    weights[:7] = 2
+    twice = torch.cat([torch.arange(29), torch.arange(7)])
+    weighted = fit_baseline("uniform", neighbours, blobs.query_labels, weights=weights)
+    repeated = fit_baseline("uniform", neighbours.of_queries(twice), blobs.query_labels[twice])
+    assert weighted.method == repeated.method
+    assert weighted.nll == pytest.approx(repeated.nll)
+    np.testing.assert_allclose(weighted.calibration, repeated.calibration, rtol=1e-3)

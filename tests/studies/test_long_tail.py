@@ -4,28 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from attnknn.core.vote import Distance, PriorCorrected, predict
+from attnknn.core.vote import predict
 from attnknn.data.change import long_tail_rows
-from attnknn.embed import run as trained_module
-from attnknn.embed.run import train_run
 from attnknn.evaluate.measure import accuracy
-from attnknn.evaluate.tune import calibrate, candidates, fit_baseline
 from attnknn.studies import long_tail
-from attnknn.studies import long_tail as tail_memory
-from attnknn.studies.common import search_run
-from tests.tiny import SMALL, config, tiny_splits
+from attnknn.studies.common import comparisons, group_measures, search_run
 
 RATIOS = (1.0, 0.25)
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Two seeds of a tiny training."""
-    folder = tmp_path_factory.mktemp("tails")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trained_module, "load_splits", lambda *_, **__: tiny_splits())
-        settings = [config(SMALL, seed=seed, lr=200.0) for seed in (0, 1)]
-        yield [train_run(s, folder / f"seed{s.seed}", progress=False) for s in settings]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +20,7 @@ def study(runs):
 
 
 def test_groups_are_thirds_by_memory_rows():
-    groups = tail_memory.shot_groups(np.array([5, 90, 40, 3, 60, 40, 1]))
+    groups = long_tail.shot_groups(np.array([5, 90, 40, 3, 60, 40, 1]))
     assert {name: ids.tolist() for name, ids in groups.items()} == {
         "many": [1, 4, 2],  # of the two classes of 40 rows the lower comes first
         "medium": [5, 0],
@@ -44,7 +29,7 @@ def test_groups_are_thirds_by_memory_rows():
 
 
 def test_two_classes_have_no_medium():
-    groups = tail_memory.shot_groups(np.array([3, 8]))
+    groups = long_tail.shot_groups(np.array([3, 8]))
     assert {name: ids.tolist() for name, ids in groups.items()} == {"many": [1], "few": [0]}
 
 
@@ -54,7 +39,7 @@ def test_accuracy_of_groups_by_hand():
     probs = np.full((5, 3), 0.1)
     probs[np.arange(5), predicted] = 0.8
     groups = {"many": np.array([0]), "medium": np.array([1]), "few": np.array([2])}
-    rows = tail_memory.tail_measures({"m": probs}, labels, groups, {"ratio": 0.5})
+    rows = group_measures({"m": probs}, labels, groups, metrics=long_tail.MEASURES, ratio=0.5)
     found = {(row["classes"], row["metric"]): row["value"] for row in rows}
     assert all(row["ratio"] == 0.5 and row["method"] == "m" for row in rows)
     assert found["many", "accuracy"] == 0.5
@@ -68,22 +53,22 @@ def test_accuracy_of_groups_by_hand():
 def test_a_group_without_test_rows_has_no_accuracy():
     probs = np.full((2, 3), 1 / 3)
     groups = {"many": np.array([0]), "few": np.array([2])}
-    rows = tail_memory.tail_measures({"m": probs}, np.array([0, 0]), groups, {})
+    rows = group_measures({"m": probs}, np.array([0, 0]), groups)
     assert {row["classes"] for row in rows} == {"all", "many"}
 
 
 def test_memory_sizes_follow_the_definition(runs):
     # 20 rows a class, 3 classes, ratio 0.25: 20 * 0.25 ** (c / 2)
-    sizes = tail_memory.memory_sizes(runs[0], RATIOS)
+    sizes = long_tail.memory_sizes(runs[0], RATIOS)
     assert sizes.to_numpy().tolist() == [[20, 20, 20], [20, 10, 5]]
     assert sizes.index.tolist() == list(RATIOS)
 
 
 def test_the_search_of_what_is_left_is_exact(runs):
     run = runs[0]
-    bank = tail_memory.tailed_bank(run, 0.25)
-    found = tail_memory.search_bank(run, bank, 7)
-    kept = tail_memory.tail_rows(run, 0.25)
+    bank = long_tail.tailed_bank(run, 0.25)
+    found = search_run(run, 7, bank=bank)
+    kept = long_tail.tail_rows(run, 0.25)
     cosines = run.rows("test") @ run.rows("train")[kept].T
     expected = -np.sort(-cosines, axis=1)[:, :7]
     np.testing.assert_allclose(found.test.scores.numpy(), expected, atol=1e-5)
@@ -92,7 +77,7 @@ def test_the_search_of_what_is_left_is_exact(runs):
 
 
 def test_trust_and_prototypes_come_from_what_is_left(runs):
-    full, tailed = runs[0].bank.view, tail_memory.tailed_bank(runs[0], 0.25).view
+    full, tailed = runs[0].bank.view, long_tail.tailed_bank(runs[0], 0.25).view
     assert len(tailed.trust) == 35 < len(full.trust)
     assert not torch.allclose(tailed.prototypes[2], full.prototypes[2])
 
@@ -100,7 +85,7 @@ def test_trust_and_prototypes_come_from_what_is_left(runs):
 def test_held_out_queries_are_thinned_like_the_memory_by_another_draw(runs):
     run = runs[0]
     whole = search_run(run, 7)
-    here = tail_memory.thinned(whole, 0.25, run)
+    here = long_tail.thinned(whole, 0.25, run)
     # 10 held-out rows a class
     assert np.bincount(here.held_out_labels).tolist() == [10, 5, 2]
     assert len(here.held_out.ids) == 17 and here.test is whole.test
@@ -109,7 +94,7 @@ def test_held_out_queries_are_thinned_like_the_memory_by_another_draw(runs):
 
 
 def test_balancing_weights_by_hand():
-    weights = tail_memory.balancing_weights(np.array([0, 0, 0, 2]))
+    weights = long_tail.balancing_weights(np.array([0, 0, 0, 2]))
     np.testing.assert_allclose(weights, [2 / 3, 2 / 3, 2 / 3, 2])
     assert weights.mean() == 1
 
@@ -124,7 +109,7 @@ def test_the_table_has_every_level_method_and_measure(study):
     levels = set(study.table[["ratio", "held_out"]].itertuples(index=False, name=None))
     assert levels == {(r, h) for r in RATIOS for h in long_tail.HELD_OUT_ROWS}
     measured = study.table.groupby(["seed", "ratio", "held_out", "method"]).size()
-    assert measured.eq(len(tail_memory.MEASURES) + 3).all()
+    assert measured.eq(len(long_tail.MEASURES) + 3).all()
     assert set(study.table["method"]) == {"uniform", "distance", *long_tail.CURVES}
     transfer = study.table[study.table["method"] == "attention, transfer"]
     assert set(transfer["held_out"]) == {"balanced"}
@@ -172,13 +157,13 @@ def test_curves_and_tables_are_ready_to_draw(runs, study):
     shown = long_tail.tail_table(study.table)
     assert list(dict.fromkeys(shown["held-out rows"])) == list(long_tail.HELD_OUT_ROWS)
     assert list(dict.fromkeys(shown["ratio"])) == ["1", "0.25"]
-    listed = long_tail.group_table(study, runs[0].class_names)
+    listed = long_tail.group_table(study, runs[0])
     assert listed["classes"].tolist() == ["a", "b", "c"]
     assert listed["rows a class, ratio 0.25"].tolist() == ["20", "10", "5"]
 
 
 def test_comparisons_and_verdict_cover_the_longest_tail(study):
-    compared = long_tail.comparisons(study, metrics=("accuracy",))
+    compared = comparisons(study, metrics=("accuracy",))
     assert set(compared["classes"]) == {"all", "many", "medium", "few"}
     few = compared[(compared["classes"] == "few") & (compared["ratio"] == 0.25)]
     assert few["n_rows"].eq(8).all()  # test rows of one class of three
@@ -196,54 +181,3 @@ def test_the_cost_of_the_tail_is_a_paired_difference(study):
     )
     lost = 100 * (after - before)
     assert f"- attention: {lost:+.2f} points" in long_tail.cost_of_tail(study)
-
-
-class TestPriorCorrected:
-    """The vote divided by the class shares of the memory."""
-
-    def test_by_hand(self, circle, east):
-        # Neighbours at distances 0, 1 and root 2 with labels 0, 1, 1; shares 1/4, 2/4, 1/4.
-        found = circle.search(east, 3)
-        raw = np.exp(-np.array([0, 1, np.sqrt(2)])) / np.array([0.25, 0.5, 0.5])
-        weights = PriorCorrected(3).weights(found)[0].numpy()
-        np.testing.assert_allclose(weights, raw / raw.sum(), rtol=1e-5)
-        votes = PriorCorrected(3).votes(found)[0].numpy()
-        np.testing.assert_allclose(votes[:2], [weights[0], weights[1] + weights[2]], rtol=1e-5)
-
-    def test_it_is_the_vote_divided_by_the_shares(self, neighbours):
-        view = neighbours.view
-        shares = view.labels.bincount(minlength=view.n_classes) / len(view.labels)
-        divided = Distance(11, 0.2).votes(neighbours) / shares
-        expected = divided / divided.sum(dim=1, keepdim=True)
-        torch.testing.assert_close(PriorCorrected(11, 0.2).votes(neighbours), expected)
-
-    def test_without_strength_it_is_the_distance_vote(self, neighbours):
-        plain = Distance(11, 0.3).votes(neighbours)
-        torch.testing.assert_close(PriorCorrected(11, 0.3, 0.0).votes(neighbours), plain)
-
-    def test_it_is_tuned_like_the_others(self, neighbours, blobs):
-        tried = candidates("prior-corrected", 11)
-        assert all(isinstance(each, PriorCorrected) for each in tried)
-        assert {each.strength for each in tried} == {0.0, 0.5, 1.0}
-        best = fit_baseline("prior-corrected", neighbours, blobs.query_labels)
-        losses = [calibrate(each, neighbours, blobs.query_labels).nll for each in tried]
-        assert best.nll == min(losses)
-
-    @pytest.mark.parametrize(
-        ("setting", "value"), [("temperature", 0.0), ("strength", 1.5), ("strength", -0.1)]
-    )
-    def test_impossible_settings_are_refused(self, setting, value):
-        with pytest.raises(ValueError, match=f"{setting} must"):
-            PriorCorrected(**({"k": 3} | {setting: value}))
-
-
-def test_weights_count_queries_as_often(neighbours, blobs):
-    """A query of weight 2 is a query that comes twice."""
-    weights = np.ones(29)
-    weights[:7] = 2
-    twice = torch.cat([torch.arange(29), torch.arange(7)])
-    weighted = fit_baseline("uniform", neighbours, blobs.query_labels, weights=weights)
-    repeated = fit_baseline("uniform", neighbours.of_queries(twice), blobs.query_labels[twice])
-    assert weighted.method == repeated.method
-    assert weighted.nll == pytest.approx(repeated.nll)
-    np.testing.assert_allclose(weighted.calibration, repeated.calibration, rtol=1e-3)
