@@ -45,7 +45,7 @@ from attnknn.studies.common import (
     fit_attention,
     search_run,
 )
-from attnknn.studies.published import published_noise, sweep_beside_published
+from attnknn.studies.published import sweep_beside_published
 from attnknn.studies.retrained import BOTH, behind_clean, load_variants
 
 TRANSFER_NOISE, TRANSFER_EPOCHS = 0.4, 60
@@ -361,7 +361,7 @@ def beside_published(study: Study) -> pd.DataFrame:
     own = study.table
     for name in ("kind", "held_out"):
         own = own[own[name] == own[name].iloc[0]]
-    return sweep_beside_published(own, published_noise(), over="rate")
+    return sweep_beside_published(own, over="rate")
 
 
 def verdict(compared: pd.DataFrame, *, metrics: Sequence[str] = ("nll", "accuracy")) -> str:

@@ -215,7 +215,8 @@ def chosen_table(rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Return the rows as a table; k as whole numbers, empty where a method has none."""
     table = pd.DataFrame(rows)
     first = [name for name in table.columns if name not in COLUMNS]
-    return table.assign(k=table["k"].astype("Int64"))[[*first, *COLUMNS]]
+    table = table.reindex(columns=[*first, *COLUMNS])
+    return table.assign(k=table["k"].astype("Int64"))
 
 
 def method_edges(method: Method, tried: Sequence[Method], *, n_memory: int) -> list[str]:
