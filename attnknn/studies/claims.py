@@ -30,6 +30,8 @@ NOT_DECIDED = "not decided at this size"
 NOT_MEASURED = "not measured in this run"
 PAIRED, INTERVAL, MEANS, TIMES = "paired test", "interval", "means", "times"
 THEORY, NOTHING = "theory", "nothing"
+# Margins of "the same", which the theory study shares: see the YAML.
+SAME_NLL_SHARE, SAME_ACCURACY = 0.01, 0.005
 
 
 class Judgement(NamedTuple):
@@ -51,12 +53,7 @@ class Tables:
         self.folder = Path(folder)
 
     def rows(self, table: str, **where: object) -> pd.DataFrame:
-        """Return rows of a saved table, or say what is missing.
-
-        Args:
-            table: Folder of the study, and the table's name.
-            where: Column to the value, or the list of values, that it must have.
-        """
+        """Return the rows of a saved table that have these values (one or a list each)."""
         path = self.folder / f"{table}.csv"
         if not path.is_file():
             raise MissingTableError(f"{table}.csv")
@@ -96,13 +93,8 @@ def in_settings(
 ) -> tuple[str, str]:
     """Judge by what the methods were fitted on: as published, tempered by the other settings.
 
-    What the published setting confirms must hold in the others, too; a claim that fails where it
-    was published is not saved by settings that were not.
-
-    Args:
-        rows: With a column ``held_out``.
-        first: The published setting, which must be there.
-        judge: Rows of one setting -> verdict and evidence.
+    What the published setting (``first``) confirms must hold in the others, too; a claim that fails
+    where it was published is not saved by settings that were not.
     """
     verdicts, said = {}, []
     for name in dict.fromkeys([first, *rows["held_out"]]):
@@ -256,9 +248,8 @@ def spread(tables: Tables, *, table: str, smallest: int, margin: float) -> Judge
     widths = means.max(axis=1) - means.min(axis=1)
     small = widths < margin
     verdict = CONFIRMED if small.all() else PARTLY if small.any() else REFUTED
-    said = f"spread of accuracy over k ≥ {smallest} in points: {_best_ks(means, widths)}"
-    said = f"{said}; less than {100 * margin:g} counts as hardly any"
-    return Judgement(verdict, said, MEANS)
+    said = f"{_best_ks(means, widths)}; less than {100 * margin:g} counts as hardly any"
+    return Judgement(verdict, f"spread of accuracy over k ≥ {smallest} in points: {said}", MEANS)
 
 
 def lead(
@@ -438,11 +429,7 @@ def judge(claim: Mapping[str, Any], tables: Tables) -> Judgement:
 
 
 def judge_claims(folder: Path) -> pd.DataFrame:
-    """Return one row per claim: ``claim``, ``verdict``, ``rests on``, ``evidence``, ``notebook``.
-
-    Args:
-        folder: A run's folder, with a folder of tables a study.
-    """
+    """Return a row per claim: ``claim``, ``verdict``, ``rests on``, ``evidence``, ``notebook``."""
     tables, rows = Tables(folder), []
     for claim in published()["claims"]:
         found = judge(claim, tables)
@@ -451,11 +438,7 @@ def judge_claims(folder: Path) -> pd.DataFrame:
 
 
 def summary(table: pd.DataFrame) -> str:
-    """Return which of the published summaries the core claims' verdicts bear out, in one line.
-
-    Args:
-        table: From ``judge_claims``.
-    """
+    """Return which of the published summaries the core claims' verdicts bear out, in one line."""
     core = [claim["text"] for claim in published()["claims"] if claim.get("core")]
     verdicts = list(table.loc[table["claim"].isin(core), "verdict"])
     order = (CONFIRMED, PARTLY, REFUTED, NOT_DECIDED, NOT_MEASURED)
