@@ -1,11 +1,13 @@
 """Notebooks are thin, clean and parameterised, and they run."""
 
 import ast
+import importlib
 import json
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,6 +60,28 @@ class TestForm:
         assert not any(re.search(r"^\s*(def|class|for|while) ", text, re.M) for text in code)
         assert all(len(text.splitlines()) <= 15 for text in code)
         assert sum(len(text.splitlines()) for text in code) <= 80
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_a_notebook_asks_of_the_package_is_there(path):
+    """A renamed function would fail only when the notebook is run, minutes later."""
+    tree = ast.parse("\n".join(source(cell) for cell in cells(path, "code")))
+    modules = {
+        alias.asname or alias.name: getattr(importlib.import_module(node.module), alias.name, None)
+        or importlib.import_module(f"{node.module}.{alias.name}")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("attnknn")
+        for alias in node.names
+    }
+    asked = [
+        (node.value.id, node.attr)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    asked = [(name, attr) for name, attr in asked if isinstance(modules.get(name), ModuleType)]
+    assert asked
+    missing = [f"{name}.{attr}" for name, attr in asked if not hasattr(modules[name], attr)]
+    assert not missing
 
 
 @pytest.mark.parametrize("profile", PROFILES)
