@@ -21,9 +21,9 @@ from attnknn.core.calibrate import (
     fit_temperature,
 )
 from attnknn.core.vote import Attention, KEnsemble, Method, predict, predict_views
+from attnknn.embed.rows import embed_views
 from attnknn.embed.run import TrainedRun
 from attnknn.embed.runs import run_folder
-from attnknn.embed.rows import embed_views
 from attnknn.evaluate.compare import compare_in_families, standing
 from attnknn.evaluate.measure import (
     METRIC_NAMES,
