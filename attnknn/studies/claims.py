@@ -30,8 +30,8 @@ NOT_DECIDED = "not decided at this size"
 NOT_MEASURED = "not measured in this run"
 PAIRED, INTERVAL, MEANS, TIMES = "paired test", "interval", "means", "times"
 THEORY, NOTHING = "theory", "nothing"
-# Margins of "the same", which the theory study shares: see the YAML.
-SAME_NLL_SHARE, SAME_ACCURACY = 0.01, 0.005
+# What other studies share with the claims: margins of "the same", and what attention may cost.
+SAME_NLL_SHARE, SAME_ACCURACY, PUBLISHED_ATTENTION_MS = 0.01, 0.005, 0.5
 
 
 class Judgement(NamedTuple):

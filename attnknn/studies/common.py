@@ -192,22 +192,33 @@ def contest(
             for in whatever is fitted.
         weights: How much each held-out query counts for whatever is fitted.
     """
-    depth, held_out, labels = found.test.k, found.held_out, found.held_out_labels
-    options = {"label_error": 0.0 if label_error is None else label_error, "weights": weights}
-    tried = tuned_settings(depth) if tried is None else tried
-    tuned = {
-        f"{name} (tuned)": fit_method(methods, held_out, labels, **options)
-        for name, methods in tried.items()
-    }
+    corrected = 0.0 if label_error is None else label_error
+    tuned = tuned_baselines(found, tried, label_error=corrected, weights=weights)
     if own is None:
         here = found.nearest(k_eval)
         own = fit_attention(bank, here, recipe, label_error=label_error, weights=weights).method
-    return Contest(plain_methods(min(k_baseline, depth)), tuned, own)
+    return Contest(plain_methods(min(k_baseline, found.test.k)), tuned, own)
 
 
 def plain_methods(k: int) -> dict[str, Method]:
     """Return the untuned methods as published: 1 / k, and softmax of minus squared distance."""
     return {"uniform": Uniform(k), "distance": Distance(k, temperature=1.0, squared=True)}
+
+
+def tuned_baselines(
+    found: Neighbourhoods,
+    tried: Mapping[str, Sequence[Method]] | None = None,
+    *,
+    label_error: LabelError = 0.0,
+    weights: Float[np.ndarray, " B"] | None = None,
+) -> dict[str, FittedMethod]:
+    """Return the votes with everything chosen on the held-out queries; see `contest`."""
+    held_out, labels = found.held_out, found.held_out_labels
+    options = {"label_error": label_error, "weights": weights}
+    return {
+        f"{name} (tuned)": fit_method(methods, held_out, labels, **options)
+        for name, methods in (tried or tuned_settings(found.test.k)).items()
+    }
 
 
 def tuned_settings(k_max: int, names: Sequence[str] = BASELINES) -> dict[str, list[Method]]:

@@ -24,11 +24,6 @@ def published() -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
-def claimed(text: str) -> dict[str, Any]:
-    """Return a claim by its words."""
-    return next(each for each in published()["claims"] if each["text"] == text)
-
-
 SOURCE = published()["source"]
 TIMING_SOURCE = published()["timings"]["source"]
 
