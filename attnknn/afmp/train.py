@@ -436,22 +436,13 @@ def train_setting(
     path = run_path(folder, setting, splits, recipe, seed=seed)
     if not (path / REPORT_NAME).exists():
         with locked_folder(path):
-            _train(path, setting, splits, recipe, seed, data, device, progress)
+            training = AFMPTraining(setting, splits, recipe, seed=seed, device=device)
+            _train(path, training, data, progress=progress)
     return load_ablation_run(path, setting)
 
 
-def _train(
-    path: Path,
-    setting: Setting,
-    splits: Splits,
-    recipe: Recipe,
-    seed: int,
-    data: dict[str, Any],
-    device: torch.device | str,
-    progress: bool,
-) -> None:
-    origin, checkpoint = provenance(), path / "checkpoint.pt"
-    training = AFMPTraining(setting, splits, recipe, seed=seed, device=device)
+def _train(path: Path, training: AFMPTraining, data: dict[str, Any], *, progress: bool) -> None:
+    origin, checkpoint, splits = provenance(), path / "checkpoint.pt", training.splits
     history = training.run(checkpoint, progress=progress)
     model = training.model.cpu()
     metrics, logits = {}, {}
@@ -466,8 +457,12 @@ def _train(
     write_table(path / "gates.csv", pd.DataFrame(training.gates))
     save_report(
         path,
-        config={"setting": asdict(setting), "recipe": asdict(recipe), "data": data},
-        seed=seed,
+        config={
+            "setting": asdict(training.setting),
+            "recipe": asdict(training.recipe),
+            "data": data,
+        },
+        seed=training.seed,
         metrics=metrics,
         seconds=float(history["seconds"].sum()),
         origin=origin,

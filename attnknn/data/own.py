@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Int
 from PIL import ExifTags, Image, ImageOps
-from tqdm import tqdm
 
 from attnknn.checks import check_finite, nearest_name
 from attnknn.data.splits import TEST, TRAIN, VAL, RawData
 from attnknn.data.tables import check_table
+from attnknn.progress import progress_bar
 
 PARTS = {"train": TRAIN, "val": VAL, "valid": VAL, "validation": VAL, "test": TEST}
 LARGEST_SIDE = 224  # of images that differ in size, unless the caller says otherwise
@@ -200,7 +200,7 @@ def _read_images(files: tuple[Path, ...], image_size: int | None) -> np.ndarray:
             "choose a smaller image_size"
         )
     images = np.empty(shape, dtype=np.uint8)
-    for row, file in enumerate(tqdm(files, "reading images", delay=2, leave=False)):
+    for row, file in enumerate(progress_bar(files, "reading images", delay=2)):
         with _naming(file), Image.open(file) as image:
             upright = ImageOps.exif_transpose(image).convert("RGB")
             # Scaled, then cut around the centre: proportions stay as they are.
@@ -212,7 +212,7 @@ def _read_images(files: tuple[Path, ...], image_size: int | None) -> np.ndarray:
 def _common_size(files: tuple[Path, ...], image_size: int | None) -> tuple[int, int]:
     if image_size is not None:
         return image_size, image_size
-    bar = tqdm(files, "measuring images", delay=2, leave=False)
+    bar = progress_bar(files, "measuring images", delay=2)
     sizes = [_upright_size(file) for file in bar]
     if len(set(sizes)) == 1:
         return sizes[0]
