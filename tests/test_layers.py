@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import attnknn
+
 PACKAGE = Path(__file__).parent.parent / "attnknn"
 
 # The one place where the order is written down: a folder is a layer, and so is a module beside it.
@@ -99,8 +101,35 @@ def test_a_load_of_faiss_is_seen(source, loads):
     assert imports_faiss(source) == loads
 
 
+def test_every_public_name_is_where_it_is_said_to_be():
+    assert sorted(attnknn._PLACES) == sorted(attnknn.__all__)
+    for name in attnknn.__all__:
+        assert getattr(attnknn, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'Uniformm'"):
+        _ = attnknn.Uniformm
+
+
 def test_importing_the_package_is_light():
-    heavy = ["torchvision", "timm", "matplotlib", "papermill", "faiss", "dask", "pymilvus"]
+    heavy = [
+        "pydantic",
+        "torch",
+        "torchvision",
+        "timm",
+        "matplotlib",
+        "papermill",
+        "faiss",
+        "dask",
+        "pymilvus",
+    ]
     code = f"import sys, attnknn; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_search_weigh_and_vote_need_neither_tables_nor_scikit_learn():
+    code = (
+        "import sys, attnknn.core.bank, attnknn.core.vote\n"
+        "print([name for name in ('pandas', 'sklearn', 'pydantic') if name in sys.modules])"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
