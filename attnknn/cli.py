@@ -14,9 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from attnknn.config import ConfigError, parse_setting
-from attnknn.files import FolderBusyError, locked_folder
-
 _EXAMPLES = """\
 examples:
   attnknn run                                   all notebooks on a small data set, in minutes
@@ -30,8 +27,7 @@ examples:
 _RUN_NOTES = """\
 A run is a folder: results/NAME/ with trained seeds, executed notebooks, tables, figures, PDFs and
 report.json. Started again, only what is missing or outdated is executed; a killed run goes on where
-it was, more --seeds extend it. A training that another run has finished with the same settings,
-seed and code is taken over. With --grid, results/NAME/ holds one such folder a combination
+it was, more --seeds extend it. With --grid, results/NAME/ holds one such folder a combination
 (k_eval=9,lr=0.5) and a table of all of them; the notebooks go to a Dask cluster.
 Exit code: 0 done, 1 a notebook failed, 2 the request is wrong.
 """
@@ -53,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _complain(_spoken(error))
     except Exception as error:
-        if not _is_expected(error):
+        # What speaks for itself; a traceback would only hide it. By name: their homes load much.
+        named = {"FolderBusyError", "DataUnavailableError", "PDFError", "DamagedError"}
+        if not isinstance(error, ValueError) and type(error).__name__ not in named:
             raise
         return _complain(str(error))
 
@@ -65,6 +63,8 @@ def _show_note(message: Warning | str, *_: Any, **__: Any) -> None:
 
 def parse_seeds(text: str) -> list[int]:
     """Return the seeds of ``"0,1,2"``, ``"0-9"`` or a mixture of both."""
+    from attnknn.config import ConfigError
+
     seeds: list[int] = []
     for part in text.split(","):
         first, dash, last = (word.strip() for word in part.partition("-"))
@@ -129,6 +129,8 @@ def _add_run(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    from attnknn.config import parse_setting
+
     request = {
         "notebooks": options.notebooks.split(",") if options.notebooks else None,
         "overrides": dict(parse_setting(text) for text in options.settings),
@@ -141,7 +143,7 @@ def _run(options: argparse.Namespace) -> int:
     from attnknn.paper.dask import check_scheduler, run_plans
     from attnknn.paper.execute import run_pipeline
     from attnknn.paper.plan import make_plan
-    from attnknn.paper.summary import plan_in_words
+    from attnknn.paper.summary import counts_in_words, plan_in_words, tell_problems
 
     plan = make_plan(options.profile, **request)
     scheduler = check_scheduler(options.scheduler or "none", n_jobs=options.jobs)
@@ -152,14 +154,23 @@ def _run(options: argparse.Namespace) -> int:
         result = run_pipeline(plan, **how)
     else:
         (result,) = run_plans([plan], scheduler=scheduler, **how)
-    _summarise(result)
+    tell_problems(result)
+    report = result.folder / "report.pdf"
+    place = report if result.is_complete and report.is_file() else result.folder
+    print(f"{counts_in_words([result])} in {result.seconds:.0f} s: {place}")
     return 0 if result.is_complete else 1
 
 
 def _run_grid(options: argparse.Namespace, request: dict[str, Any]) -> int:
+    from attnknn.files import locked_folder
     from attnknn.paper.dask import check_scheduler, run_plans
     from attnknn.paper.plan import make_grid
-    from attnknn.paper.summary import grid_in_words
+    from attnknn.paper.summary import (
+        counts_in_words,
+        grid_in_words,
+        summarise_grid,
+        tell_problems,
+    )
 
     grid = make_grid(options.grid, options.profile, **request)
     scheduler = check_scheduler(options.scheduler or "local", n_jobs=options.jobs)
@@ -178,7 +189,11 @@ def _run_grid(options: argparse.Namespace, request: dict[str, Any]) -> int:
             force=options.force,
             pdf=not options.no_pdf,
         )
-        _summarise_grid(grid, results, time.monotonic() - start)
+        for result in results:
+            tell_problems(result, f"{result.folder.name}: ")
+        print(summarise_grid(grid, results).to_string(index=False))
+    seconds = time.monotonic() - start
+    print(f"{counts_in_words(results)} in {seconds:.0f} s: {grid.folder / 'grid.md'}")
     return 0 if all(result.is_complete for result in results) else 1
 
 
@@ -191,28 +206,6 @@ def _end_like_ctrl_c() -> None:
             signal.signal(number, signal.default_int_handler)
 
 
-def _summarise(result: "attnknn.paper.execute.RunResult") -> None:
-    from attnknn.paper.summary import counts_in_words, tell_problems
-
-    tell_problems(result)
-    report = result.folder / "report.pdf"
-    place = report if result.is_complete and report.is_file() else result.folder
-    print(f"{counts_in_words([result])} in {result.seconds:.0f} s: {place}")
-
-
-def _summarise_grid(
-    grid: "attnknn.paper.execute.Grid",
-    results: Sequence["attnknn.paper.execute.RunResult"],
-    seconds: float,
-) -> None:
-    from attnknn.paper.summary import counts_in_words, summarise_grid, tell_problems
-
-    for result in results:
-        tell_problems(result, f"{result.folder.name}: ")
-    print(summarise_grid(grid, results).to_string(index=False))
-    print(f"{counts_in_words(results)} in {seconds:.0f} s: {grid.folder / 'grid.md'}")
-
-
 def _list_data(_: argparse.Namespace) -> int:
     from attnknn.data.download import list_datasets
 
@@ -221,6 +214,7 @@ def _list_data(_: argparse.Namespace) -> int:
 
 
 def _fetch_data(options: argparse.Namespace) -> int:
+    from attnknn.config import ConfigError
     from attnknn.data.download import DataUnavailableError, fetch, list_datasets
 
     if bool(options.names) == options.all:
@@ -240,18 +234,11 @@ def _print_pdfs(options: argparse.Namespace) -> int:
 
     output = options.output
     if output and len(options.notebooks) > 1 and output.suffix == ".pdf":
-        raise ConfigError(f"output must be a folder for several notebooks, got output={output}")
+        raise ValueError(f"output must be a folder for several notebooks, got output={output}")
     for path in options.notebooks:
         target = output / f"{path.stem}.pdf" if output and output.suffix != ".pdf" else output
         print(notebook_to_pdf(path, target))
     return 0
-
-
-def _is_expected(error: Exception) -> bool:
-    """Tell whether an error speaks for itself, so that a traceback would only hide it."""
-    if isinstance(error, ConfigError | FolderBusyError | ValueError):
-        return True
-    return type(error).__name__ in {"DataUnavailableError", "PDFError"}
 
 
 def _spoken(error: OSError) -> str:

@@ -1,16 +1,18 @@
 """All notebooks of a run in one PDF: verdicts and contents on page one, then a chapter each."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnknn.files import write_atomic
+from attnknn.files import sha256_file, validity_key, write_atomic
+from attnknn.paper.folder import RunFolder
 from attnknn.paper.markup import Node, plain_text, read_markdown
 from attnknn.paper.pdf import (
     Chapter,
     document_head,
+    notebook_to_pdf,
     provenance_lines,
     read_chapters,
     read_source,
@@ -206,3 +208,63 @@ def _preface(markdown: str, place: Workshop) -> list[Unit]:
     rest = [block for block in blocks if block is not heading]
     opening = call("preface-start", setter.words(heading["c"][2]))
     return [[opening], *([block] for block in setter.blocks(without_headings(rest)))]
+
+
+# ---- A run's executed copies → their PDFs: one for each notebook, and one that binds them all
+
+_PAGE_VERSION = 2  # raise it when PDFs of the same notebooks look different
+
+
+def publish(run: RunFolder) -> list[str]:
+    """Write the PDFs of a run that are missing, damaged or older than their notebooks.
+
+    Args:
+        run: A run; only its complete notebooks are printed.
+
+    Returns:
+        One line for each PDF that could not be made.
+    """
+    entries = {n: e for n, e in sorted(run.entries.items()) if e["status"] == "complete"}
+    copies = {name: run.path / entry["copy"] for name, entry in entries.items()}
+    problems = []
+    for name, copy in copies.items():
+        key = validity_key(sha256_file(copy), version=_PAGE_VERSION)
+        problems += _print(
+            entries[name], key, copy.with_suffix(".pdf"), lambda copy=copy: notebook_to_pdf(copy)
+        )
+        run.save()
+    claims = run.path / "claims.md"
+    preface = claims.read_text(encoding="utf-8") if claims.is_file() else ""
+    keys = [[name, entry.get("pdf_key")] for name, entry in entries.items()]
+    if entries:
+        key = validity_key([preface, keys], version=_PAGE_VERSION)
+        output = run.path / "report.pdf"
+        problems += _print(
+            run.report, key, output, lambda: _bind(run, list(copies.values()), output, preface)
+        )
+        run.save()
+    return problems
+
+
+def _print(record: dict[str, Any], key: str, output: Path, make: Callable[[], Any]) -> list[str]:
+    """Make a PDF unless it is there as it was made from the same; note it in ``record``."""
+    if (
+        record.get("pdf_key") == key
+        and output.is_file()
+        and sha256_file(output) == record.get("pdf_sum")
+    ):
+        return []
+    record.pop("pdf_key", None)
+    try:
+        make()
+    except (RuntimeError, ValueError) as error:
+        return [f"no {output}: {error}"]
+    record |= {"pdf_key": key, "pdf_sum": sha256_file(output)}
+    return []
+
+
+def _bind(run: RunFolder, copies: Sequence[Path], output: Path, preface: str) -> None:
+    facts = {name: run.report.get(name) for name in ("run", "dataset", "seeds", "commit")}
+    facts["versions"] = run.report.get("versions", {})
+    title = f"Attn-KNN: {run.report['run']}"
+    bind_report(copies, output, title=title, provenance=facts, preface=preface)

@@ -1,35 +1,33 @@
 """Plans → results: many runs at a time on a Dask cluster, or one after the other without.
 
 A notebook is one task of the cluster. A task whose worker is lost is started again by Dask on
-another one; there, a training goes on from its checkpoint.
+another one; there, a training goes on from its checkpoint. Folders are the only way results
+travel: every worker must see the project and the results folder, and have the same package.
 """
 
-import json
 import logging
 import os
 import signal
 import socket
 import threading
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import cached_property, partial
+from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from attnknn.config import ConfigError
+from attnknn.files import METHOD_VERSION
 from attnknn.paper.execute import (
     THREAD_VARIABLES,
-    Crew,
-    Lines,
     Outcome,
     Progress,
     RunResult,
     Session,
+    Workers,
     check_jobs,
     n_cores,
     open_session,
@@ -37,13 +35,8 @@ from attnknn.paper.execute import (
     threads_each,
     threads_used,
 )
-from attnknn.paper.folder import Task, code_digest
+from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.plan import Plan
-
-# ---- A Dask cluster, here or elsewhere, and what its workers do: execute one notebook at a time.
-#
-# Folders are the only way results travel: every worker must see the project and the results folder
-# under the same paths, and have the same code.
 
 _ADDRESS_STARTS = ("tcp://", "tls://", "ws://", "wss://")
 _SECONDS_TO_CONNECT = 20
@@ -95,22 +88,6 @@ def connect(scheduler: str, n_jobs: int) -> Iterator["distributed.Client"]:
         yield client
 
 
-def about(client: "distributed.Client") -> str:
-    """Return what a cluster is: address, workers, and a dashboard only where one will open."""
-    n_workers = len(client.nthreads())
-    text = f"cluster {client.scheduler.address}: {n_workers} workers"
-    text += "" if n_workers else " (waiting for the first)"
-    # A scheduler has a web address also where no dashboard is behind it; it alone knows. Without a
-    # name the question travels as it is: a scheduler may lack this package.
-    if client.run_on_scheduler(
-        lambda dask_scheduler: any(
-            "bokeh" in str(part) for part in dask_scheduler.http_application.applications
-        )
-    ):
-        return f"{text}, dashboard {client.dashboard_link}"
-    return f"{text}, no dashboard (bokeh is not installed, or it was switched off)"
-
-
 @contextmanager
 def _local_cluster(n_jobs: int) -> Iterator[Any]:
     import dask
@@ -153,7 +130,7 @@ def _deaf_children() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
 
 
-def execute_task(task: Task, run: Path, work: Path, code: str | None = None) -> tuple[Outcome, int]:
+def execute_task(task: Task, run: Path, version: int) -> tuple[Outcome, int]:
     """Execute one notebook on the worker that this is called on.
 
     The notebook has a process of its own, as on one machine. It ends with the worker, even by
@@ -162,8 +139,7 @@ def execute_task(task: Task, run: Path, work: Path, code: str | None = None) -> 
     Args:
         task: What to execute.
         run: The run's folder.
-        work: Folder of unfinished copies.
-        code: Digest of the code that the pipeline runs on, where workers have their own copy.
+        version: Of the method, where the run was asked for.
 
     Returns:
         How it ended, and how many threads it had.
@@ -171,21 +147,22 @@ def execute_task(task: Task, run: Path, work: Path, code: str | None = None) -> 
     from distributed import get_worker
 
     worker = get_worker()
+    place = f"{worker.address} ({socket.gethostname()})"
     for path in (task.notebook.path, run):
         if not path.exists():
             raise RuntimeError(
-                f"every worker must see {path}: the one at {_place(worker)} does not; "
+                f"every worker must see {path}: the one at {place} does not; "
                 "put project and results on a file system that all machines share"
             )
-    if code is not None and code_digest() != code:
+    if version != METHOD_VERSION:
         raise RuntimeError(
-            f"every worker must have the code of the pipeline: the one at {_place(worker)} has "
-            "another version"
+            f"every worker must have version {version} of the method: the one at {place} has "
+            f"version {METHOD_VERSION}"
         )
     n_threads = threads_used(max(1, n_cores() // worker.state.nthreads))
     outcomes: list[Outcome] = []
-    crew = Crew(run.parent, work, _Watch(worker))
-    crew.run([task], outcomes.append, n_jobs=1, n_threads=n_threads)
+    workers = Workers(run.parent, RunFolder(run).work, _Watch(worker))
+    workers.run([task], outcomes.append, n_jobs=1, n_threads=n_threads)
     return outcomes[0], n_threads
 
 
@@ -193,13 +170,9 @@ class _Watch(Progress):
     """Takes the place of a progress display: each tick asks whether anybody still waits."""
 
     def __init__(self, worker: Any):
-        super().__init__([])
         self._worker, self._key = worker, worker.get_current_task()
 
-    def start(self, name: str) -> None:
-        pass
-
-    def update(self, name: str, *, done: int | None = None, says: str | None = None) -> None:
+    def update(self, name: str, **_: Any) -> None:
         pass
 
     def tick(self) -> None:
@@ -209,11 +182,7 @@ class _Watch(Progress):
             raise AbandonedError(f"nobody waits for {self._key} any more")
 
 
-def _place(worker: Any) -> str:
-    return f"{worker.address} ({socket.gethostname()})"
-
-
-_FEWEST_OPEN = 32  # runs held open at a time, even where the cluster is small
+_MOST_OPEN = 200  # runs held open at a time: each holds a lock, which is an open file
 
 
 def run_plans(
@@ -238,148 +207,83 @@ def run_plans(
         What was done for each plan; failing notebooks are no exception, everything else goes on.
     """
     scheduler, n_workers = check_scheduler(scheduler, n_jobs=n_jobs), check_jobs(n_jobs)
+    results = []
     if scheduler == "none":
-        return [_run_alone(plan, n_jobs=n_jobs, force=force, pdf=pdf) for plan in plans]
-    code = None if scheduler == "local" else code_digest()
-    how = {"code": code, "force": force, "pdf": pdf}
-    return Conductor(lambda: connect(scheduler, n_workers), **how).run(plans)
-
-
-def _run_alone(plan: Plan, **options: Any) -> RunResult:
-    print(f"run {plan.folder.name}", flush=True)
-    return run_pipeline(plan, **options)
-
-
-@dataclass
-class _Work:
-    """An open run: what comes next, and how many of its notebooks are under way."""
-
-    session: Session
-    stack: ExitStack
-    stages: list[Callable[[], list[Task]]]
-    n_left: int = 0
+        for plan in plans:
+            print(f"run {plan.folder.name}", flush=True)
+            results.append(run_pipeline(plan, n_jobs=n_jobs, force=force, pdf=pdf))
+        return results
+    for first in range(0, len(plans), _MOST_OPEN):
+        with ExitStack() as runs:
+            shown = Progress()
+            runs.callback(shown.close)
+            sessions = []
+            for plan in plans[first : first + _MOST_OPEN]:
+                how = {"force": force, "pdf": pdf, "label": f"{plan.folder.name}  "}
+                sessions.append(runs.enter_context(open_session(plan, progress=shown, **how)))
+            # The cluster ends first: nothing may write into a folder that is no longer held.
+            with Conductor(scheduler, n_workers) as conductor:
+                conductor.run([(session, session.training) for session in sessions])
+                conductor.run([(session, session.rest) for session in sessions])
+        results += [session.result for session in sessions]
+    return results
 
 
 class Conductor:
-    """Keeps a cluster busy with the notebooks of many runs.
+    """Executes the stages of several runs on a cluster, which starts with the first notebook.
 
-    The studies of a run are handed out when its trainings are settled, by this process: as tasks
-    that depend on each other inside of Dask, a finished training would be executed again whenever
-    the worker that remembers its outcome is lost, though its files are all there.
+    The studies are handed out when the trainings are settled, by this process: as tasks that
+    depend on each other inside of Dask, a finished training would be executed again whenever the
+    worker that remembers its outcome is lost, though its files are all there.
     """
 
-    def __init__(
-        self,
-        connect: Callable[[], AbstractContextManager["distributed.Client"]],
-        *,
-        code: str | None = None,
-        force: bool = False,
-        pdf: bool = True,
-    ):
-        """Prepare without starting anything.
+    def __init__(self, scheduler: str, n_workers: int):
+        """Prepare without starting anything."""
+        self._scheduler, self._n_workers = scheduler, n_workers
+        self._under_way: dict[Any, tuple[Session, Task]] = {}
 
-        Args:
-            connect: Gives the client; called when the first notebook has to run.
-            code: Digest of the code that the workers must have; not asked for when None.
-            force: As for `run_plans`.
-            pdf: As for `run_plans`.
-        """
-        self._connect, self._code = connect, code
-        self._options = {"force": force, "pdf": pdf}
-        self._waiting: list[tuple[Plan, set[str]]] = []
-        self._open: list[_Work] = []
-        self._under_way: dict[Any, tuple[_Work, Task]] = {}
-        self._trained_now: Counter[str] = Counter()
-        self._lines = Lines()
+    def __enter__(self) -> "Conductor":
+        """Return itself."""
+        self._stack = ExitStack()
+        return self
 
-    def run(self, plans: Sequence[Plan]) -> list[RunResult]:
-        """Execute all plans, and return their results in the same order."""
-        self._waiting = [(plan, _training_keys(plan)) for plan in plans]
-        results: dict[Path, RunResult] = {}
-        # The cluster ends first: nothing may write into a folder that is no longer held.
-        with self._lines, ExitStack() as self._runs, ExitStack() as self._cluster:
-            while self._waiting or self._under_way:
-                self._start_some(results)
-                if self._under_way:
-                    self._collect(next(self._done))
-        return [results[plan.folder] for plan in plans]
+    def __exit__(self, *error: Any) -> None:
+        """End the client, and the cluster where it is ours."""
+        self._stack.close()
+
+    def run(self, stages: Sequence[tuple[Session, Callable[[], list[Task]]]]) -> None:
+        """Execute one stage of every run, and record each outcome as it comes."""
+        waiting = [(session, task) for session, stage in stages for task in stage()]
+        if not waiting:
+            return
+        from distributed import as_completed
+
+        folders = [session.run.path for session, _ in waiting]
+        names = [f"{session.run.path.name}/{task.name}" for session, task in waiting]
+        futures = self._client.map(
+            execute_task,
+            [task for _, task in waiting],
+            folders,
+            [METHOD_VERSION] * len(waiting),
+            key=[f"{name}-{uuid4().hex[:8]}" for name in names],
+            pure=False,
+        )
+        self._under_way = dict(zip(futures, waiting, strict=True))
+        for future in as_completed(futures, loop=self._client.loop):
+            session, task = self._under_way.pop(future)
+            outcome, n_threads = _outcome_of(future, session, task)
+            session.record(outcome, n_threads=n_threads)
 
     @cached_property
     def _client(self) -> "distributed.Client":
-        client = self._cluster.enter_context(self._connect())
-        print(about(client), flush=True)
+        client = self._stack.enter_context(connect(self._scheduler, self._n_workers))
+        n_workers = len(client.nthreads())
+        waiting = "" if n_workers else " (waiting for the first)"
+        print(f"cluster {client.scheduler.address}: {n_workers} workers{waiting}", flush=True)
         client.subscribe_topic("all", self._hear)
         # Else the scheduler would tell a client that is gone of its own going.
-        self._cluster.callback(client.unsubscribe_topic, "all")
+        self._stack.callback(client.unsubscribe_topic, "all")
         return client
-
-    @cached_property
-    def _done(self) -> "distributed.as_completed":
-        from distributed import as_completed
-
-        return as_completed([], loop=self._client.loop)
-
-    def _start_some(self, results: dict[Path, RunResult]) -> None:
-        """Open runs that may start, up to a number that keeps every worker busy."""
-        for entry in list(self._waiting):
-            plan, keys = entry
-            if len(self._open) >= self._most_open():
-                return
-            # A run that wants a training now under way waits for it, and takes it over.
-            if any(self._trained_now[key] for key in keys):
-                continue
-            self._waiting.remove(entry)
-            stack = self._runs.enter_context(ExitStack())
-            progress = self._lines.of(plan.folder.name)
-            session = stack.enter_context(open_session(plan, progress=progress, **self._options))
-            results[plan.folder] = session.result
-            self._trained_now.update(keys)
-            work = _Work(session, stack, [session.training, partial(self._rest, session, keys)])
-            self._open.append(work)
-            self._advance(work)
-
-    def _rest(self, session: Session, keys: set[str]) -> list[Task]:
-        self._trained_now.subtract(keys)
-        return session.rest()
-
-    def _most_open(self) -> int:
-        n_slots = sum(self._client.nthreads().values()) if "_client" in vars(self) else 0
-        return max(_FEWEST_OPEN, 2 * n_slots)
-
-    def _advance(self, work: _Work) -> None:
-        """Hand out the next notebooks of a run, or close it after the last."""
-        while work.stages:
-            tasks = work.stages.pop(0)()
-            if tasks:
-                work.n_left = len(tasks)
-                for task in tasks:
-                    self._submit(work, task)
-                return
-        self._open.remove(work)
-        work.stack.close()
-
-    def _submit(self, work: _Work, task: Task) -> None:
-        run = work.session.run.path
-        future = self._client.submit(
-            execute_task,
-            task,
-            run,
-            work.session.work,
-            self._code,
-            key=f"{run.name}/{task.name}-{uuid4().hex[:8]}",
-            pure=False,
-        )
-        self._under_way[future] = (work, task)
-        self._done.add(future)
-        self._lines.expect()
-
-    def _collect(self, future: "distributed.Future") -> None:
-        work, task = self._under_way.pop(future)
-        outcome, n_threads = _outcome_of(future, work.session, task)
-        work.session.record(outcome, n_threads=n_threads)
-        work.n_left -= 1
-        if not work.n_left:
-            self._advance(work)
 
     def _hear(self, event: tuple[float, Any]) -> None:
         """Tell which notebooks a lost worker was at; Dask starts them again by itself."""
@@ -387,7 +291,7 @@ class Conductor:
         if isinstance(message, dict) and message.get("action") == "remove-worker":
             own = {future.key for future in list(self._under_way)}
             for key in sorted(own & set(message["processing-tasks"])):
-                self._lines.say(f"a worker was lost, {key.rpartition('-')[0]} starts again")
+                print(f"a worker was lost, {key.rpartition('-')[0]} starts again", flush=True)
 
 
 def _outcome_of(future: "distributed.Future", session: Session, task: Task) -> tuple[Outcome, int]:
@@ -402,14 +306,4 @@ def _outcome_of(future: "distributed.Future", session: Session, task: Task) -> t
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, KilledWorker):
         reason = "every worker that took it was lost (too little memory?)"
-    missing = session.work / f"{task.copy}.ipynb"
-    return Outcome(task, "failed", 0.0, missing, {"error": reason, "traceback": []}), 0
-
-
-def _training_keys(plan: Plan) -> set[str]:
-    """Return what tells the trainings of a plan from others, wherever they are to go."""
-    keys = set()
-    for task in plan.tasks()[0]:
-        settings = {name: value for name, value in task.parameters.items() if name != "run_dir"}
-        keys.add(json.dumps([task.notebook.digest, settings], sort_keys=True))
-    return keys
+    return Outcome.failed(task, session.run.work / f"{task.copy}.ipynb", reason), 0

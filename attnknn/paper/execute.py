@@ -1,6 +1,5 @@
-"""Parameters and notebooks → a run folder with executed notebooks, PDFs and ``report.json``."""
+"""A plan → a run folder with executed notebooks, PDFs and ``report.json``."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -8,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,134 +18,60 @@ from typing import IO, Any
 from attnknn.checks import check_count
 from attnknn.config import ConfigError
 from attnknn.embed.runs import RESULTS_VARIABLE, seed_folder
-from attnknn.files import locked_folder, sha256_file, write_text
-from attnknn.paper.folder import RunFolder, Task, adopt_training, code_digest
+from attnknn.files import locked_folder, write_text
+from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.plan import Plan
 
-# ---- What the user sees while notebooks run: live lines in a terminal, plain lines elsewhere.
-
-_SAYS_WIDTH = 40  # characters of a notebook's own output beside its count
+# ---- What the user sees: a line for each notebook that ends, above one bar where a person watches
 
 
 class Progress:
-    """One line a notebook: cells done, cells in all, seconds."""
+    """The ends of notebooks as lines, and a bar of the cells of those under way."""
 
-    def __init__(self, tasks: Iterable[Task]):
-        """Draw a waiting line for each task when stderr is a terminal."""
-        self._totals = {t.name: t.notebook.n_cells + bool(t.parameters) for t in tasks}
-        self._done = dict.fromkeys(self._totals, 0)
-        self._says = dict.fromkeys(self._totals, "")
-        self._starts: dict[str, float] = {}
-        self._width = max((len(name) for name in self._totals), default=0)
-        self._bars: dict[str, Any] = {}
-        if sys.stderr.isatty():
-            self._bars = {name: self._bar(place) for place, name in enumerate(self._totals)}
-            self.tick()
-
-    def start(self, name: str) -> None:
-        """Let the seconds of a task run."""
-        self._starts[name] = time.monotonic()
-
-    def update(self, name: str, *, done: int | None = None, says: str | None = None) -> None:
-        """Note the cells done, or the last line a task printed."""
-        self._done[name] = self._done[name] if done is None else done
-        self._says[name] = self._says[name] if says is None else says
-
-    def tick(self) -> None:
-        """Draw all lines again: their seconds move during a long cell, too."""
-        for name in self._bars:
-            if name in self._starts:
-                seconds = time.monotonic() - self._starts[name]
-                self._draw(name, ">", f"{seconds:.0f} s  {self._says[name][:_SAYS_WIDTH]}")
-
-    def finish(self, name: str, seconds: float, status: str) -> None:
-        """Show the end of a task: ``complete``, ``kept``, ``failed`` or ``skipped``."""
-        self._starts.pop(name, None)
-        if status == "kept":  # executed by an earlier call, in so many seconds
-            self._done[name] = self._totals[name]
-        if self._bars:
-            mark = "+" if status in {"complete", "kept"} else "x"
-            self._draw(name, mark, f"{seconds:.1f} s  {status}")
-            return
-        cells = f"{self._done[name]}/{self._totals[name]} cells"
-        print(f"{status:<8}  {name:<{self._width}}  {cells:>11}  {seconds:.1f} s", flush=True)
-
-    def close(self) -> None:
-        """Leave the terminal below the last line."""
-        for bar in self._bars.values():
-            bar.close()
-
-    def _bar(self, place: int) -> Any:
-        from tqdm import tqdm
-
-        form = "{desc} {n_fmt:>3}/{total_fmt} cells{postfix}"
-        name = list(self._totals)[place]
-        total = self._totals[name]
-        waiting = f". {name:<{self._width}}"
-        return tqdm(desc=waiting, total=total, position=place, bar_format=form, dynamic_ncols=True)
-
-    def _draw(self, name: str, mark: str, note: str) -> None:
-        bar = self._bars[name]
-        bar.n = self._done[name]
-        bar.set_description_str(f"{mark} {name:<{self._width}}", refresh=False)
-        bar.set_postfix_str(note)
-
-
-class Lines:
-    """The end of each notebook of many runs, a line each, above one bar for all of them."""
-
-    def __enter__(self) -> "Lines":
+    def __init__(self):
         """Start a bar when stderr is a terminal."""
         from tqdm import tqdm
 
-        self._bar = tqdm(desc="notebooks", total=0, disable=not sys.stderr.isatty(), leave=False)
-        return self
+        self._cells: dict[str, int] = {}
+        self._bar = tqdm(unit=" cells", disable=not sys.stderr.isatty(), leave=False)
 
-    def __exit__(self, *_: Any) -> None:
-        """Remove the bar."""
-        self._bar.close()
-
-    def of(self, run: str) -> "RunLines":
-        """Return the display of one run."""
-        return RunLines(run, self)
-
-    def expect(self) -> None:
-        """Count one more notebook that is to be executed."""
-        self._bar.total += 1
+    def expect(self, tasks: Sequence[Task]) -> None:
+        """Make the bar longer by the cells of some notebooks."""
+        self._bar.total = (self._bar.total or 0) + sum(task.n_cells for task in tasks)
         self._bar.refresh()
 
-    def finish(self, line: str) -> None:
-        """Show a line, and one notebook less to wait for."""
-        self._bar.update()
-        self.say(line)
+    def update(self, name: str, *, done: int = 0, says: str = "") -> None:
+        """Note the cells done, or the last line a notebook printed."""
+        if done:
+            self._bar.update(done - self._cells.get(name, 0))
+            self._cells[name] = done
+        self._bar.set_postfix_str(f"{name} {says[:40]}", refresh=False)
+
+    def tick(self) -> None:
+        """Draw the bar again: its seconds move during a long cell, too."""
+        self._bar.refresh()
+
+    def finish(self, task: Task, seconds: float, status: str, *, label: str = "") -> None:
+        """Show the end of a notebook: ``complete``, ``kept``, ``failed`` or ``skipped``."""
+        done = task.n_cells if status in {"complete", "kept"} else self._cells.get(task.name, 0)
+        cells = f"{done}/{task.n_cells} cells"
+        self.say(f"{status:<8}  {label}{task.name:<18}  {cells:>11}  {seconds:.1f} s")
 
     def say(self, line: str) -> None:
         """Show a line above the bar."""
         self._bar.write(line, file=sys.stdout)
         sys.stdout.flush()
 
-
-class RunLines(Progress):
-    """Shows what was executed of one run; what was there already is told in the summary."""
-
-    def __init__(self, run: str, lines: Lines):
-        """Prepare without showing anything."""
-        super().__init__([])
-        self._run, self._lines = run, lines
-
-    def finish(self, name: str, seconds: float, status: str) -> None:
-        """Show the end of a task: ``complete``, ``failed`` or ``skipped``."""
-        line = f"{status:<8}  {self._run}  {name}  {seconds:.1f} s"
-        if status == "skipped":
-            self._lines.say(line)
-        elif status != "kept":
-            self._lines.finish(line)
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
 
 
-# ---- Tasks → executed copies: worker processes, a few at a time, that all end with the pipeline.
+# ---- Tasks → executed copies: worker processes, a few at a time, that all end with the pipeline
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _PATIENCE = 10.0  # seconds a worker may take to end its kernel
+_MOST_JOBS = 4  # by default; each process holds torch and a memory bank
 
 
 @dataclass(frozen=True)
@@ -168,11 +93,21 @@ class Outcome:
     output: Path
     details: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def failed(cls, task: Task, output: Path, error: str, trace: Sequence[str] = ()) -> "Outcome":
+        """Return the failure of a task that no cell of it caused."""
+        return cls(task, "failed", 0.0, output, {"error": error, "traceback": list(trace)})
+
 
 def n_cores() -> int:
     """Return the number of cores this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
     return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def check_jobs(n_jobs: int | None) -> int:
+    """Return how many notebooks run at a time: ``n_jobs``, or what suits this machine."""
+    return min(n_cores(), _MOST_JOBS) if n_jobs is None else check_count("jobs", n_jobs)
 
 
 def threads_each(n_jobs: int) -> int:
@@ -186,11 +121,11 @@ def threads_used(n_threads: int) -> int:
     return int(given) if given.isdecimal() else n_threads
 
 
-class Crew:
+class Workers:
     """Worker processes that end together."""
 
     def __init__(self, results: Path, work: Path, progress: Progress):
-        """Prepare a crew without workers.
+        """Prepare without starting any.
 
         Args:
             results: Folder of all runs, told to the kernels as ``$ATTNKNN_RESULTS``.
@@ -199,7 +134,7 @@ class Crew:
         """
         self._results, self._work, self._progress = results, work, progress
         self._lock = threading.Lock()
-        self._workers: set[subprocess.Popen] = set()
+        self._processes: set[subprocess.Popen] = set()
         self._stopped = False
 
     def run(
@@ -230,14 +165,14 @@ class Crew:
     def _stop(self) -> None:
         with self._lock:
             self._stopped = True
-            workers = list(self._workers)
-        for worker in workers:
-            _close(worker.stdin)  # tells a worker to end its kernel and itself
-        for worker in workers:
+            processes = list(self._processes)
+        for process in processes:
+            _close(process.stdin)  # tells a worker to end its kernel and itself
+        for process in processes:
             try:
-                worker.wait(_PATIENCE)
+                process.wait(_PATIENCE)
             except subprocess.TimeoutExpired:
-                worker.kill()
+                process.kill()
 
     def _environment(self, n_threads: int) -> dict[str, str]:
         # One number for all libraries, also where the user set it for OpenMP alone: two threads of
@@ -251,17 +186,20 @@ class Crew:
     def _execute(self, task: Task, environment: Mapping[str, str]) -> Outcome:
         self._work.mkdir(parents=True, exist_ok=True)
         output, log = self._work / f"{task.copy}.ipynb", self._work / f"{task.copy}.log"
-        paths = {"notebook": str(task.notebook.path), "output": str(output)}
+        job = {"notebook": str(task.notebook.path), "output": str(output)}
         start = time.monotonic()
-        self._progress.start(task.name)
         with log.open("w", encoding="utf-8") as errors, self._start(environment, errors) as worker:
-            details = self._follow(worker, task.name, paths | {"parameters": task.parameters})
+            details = self._follow(worker, task.name, job | {"parameters": task.parameters})
             _close(worker.stdin)
         with self._lock:
-            self._workers.discard(worker)
+            self._processes.discard(worker)
         status = details.pop("outcome", "failed")
-        if status == "failed" and not details:
-            details = _unexplained(worker.returncode, log)
+        if status == "failed" and not details:  # it ended without a word
+            code = worker.returncode
+            why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            trouble = f"its process {why} (too little memory?)"
+            details = {"error": trouble, "traceback": lines[-12:]}
         return Outcome(task, status, time.monotonic() - start, output, details)
 
     def _start(self, environment: Mapping[str, str], errors: IO[str]) -> subprocess.Popen:
@@ -277,7 +215,7 @@ class Crew:
                 encoding="utf-8",
                 start_new_session=True,  # Ctrl-C reaches the pipeline alone, which ends the workers
             )
-            self._workers.add(worker)
+            self._processes.add(worker)
             return worker
 
     def _follow(self, worker: subprocess.Popen, name: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -302,184 +240,9 @@ def _close(stream: Any) -> None:
         pass
 
 
-def _unexplained(code: int | None, log: Path) -> dict[str, Any]:
-    """Describe a worker that ended without a word."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    why = f"was killed by signal {-code}" if code and code < 0 else f"ended with code {code}"
-    return {"error": f"its process {why} (too little memory?)", "traceback": lines[-12:]}
-
-
-# ---- The end of a task → files under their final names and an entry in the report, in this order.
-
-
-def settle(run: RunFolder, outcome: Outcome, *, n_threads: int) -> Outcome:
-    """Put the executed copy in its place and note the task in the report.
-
-    Args:
-        run: The run that the task belongs to.
-        outcome: How it ended.
-        n_threads: Threads it had; they can change the last digits of a result.
-
-    Returns:
-        The outcome with the copy's final path; failed if a training left no trained seed.
-    """
-    outcome = _check_training(run, outcome)
-    task, seconds = outcome.task, round(outcome.seconds, 3)
-    entry: dict[str, Any] = {"status": outcome.status, "seconds": seconds, "finished": now()}
-    if outcome.status == "complete":
-        copy = _write_copy(run, task, outcome)
-        entry |= {
-            "copy": str(copy.relative_to(run.path)),
-            "files": run.files_of(task),
-            "threads": n_threads,
-            "commit": run.provenance["commit"],
-            "code": code_digest(),
-            "key": run.key(task),
-        }
-        if trained_in := run.trained_in(task):
-            entry["trained_in"] = trained_in
-    else:
-        copy = _keep_partial(run, task, outcome.output)
-        entry |= {"error": outcome.details["error"]}
-    run.entries[task.name] = entry
-    run.save()
-    return replace(outcome, output=copy)
-
-
-def now() -> str:
-    """Return the time in UTC, to the second."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _check_training(run: RunFolder, outcome: Outcome) -> Outcome:
-    task = outcome.task
-    if outcome.status != "complete" or not task.notebook.is_training:
-        return outcome
-    report = seed_folder(run.path, task.seeds[0]) / "report.json"
-    if report.is_file():
-        return outcome
-    missing = f"{task.notebook.name} must write {report}, got no such file"
-    return replace(outcome, status="failed", details={"error": missing, "traceback": []})
-
-
-def _write_copy(run: RunFolder, task: Task, outcome: Outcome) -> Path:
-    """Write the executed copy with its provenance, whole or not at all."""
-    notebook = json.loads(outcome.output.read_text(encoding="utf-8"))
-    copy = run.copy_of(task)
-    provenance = {
-        "run": run.report["run"],
-        "dataset": run.report["dataset"],
-        "seeds": list(task.seeds),
-        "commit": run.provenance["commit"],
-        "versions": run.provenance["versions"],
-        "seconds": round(outcome.seconds, 3),
-    }
-    metadata = notebook["metadata"]
-    metadata.setdefault("attnknn", {})["provenance"] = provenance
-    # papermill notes full paths; a published copy should not tell them.
-    metadata["papermill"] |= {
-        "input_path": f"notebooks/{task.notebook.path.name}",
-        "output_path": str(copy.relative_to(run.path.parent)),
-    }
-    write_text(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
-    _remove_work(outcome.output)
-    return copy
-
-
-def _keep_partial(run: RunFolder, task: Task, output: Path) -> Path:
-    """Move the partly executed copy to where the user finds it."""
-    copy = run.copies / f"{task.copy}.failed.ipynb"
-    if output.is_file():
-        output.replace(copy)
-    _remove_work(output)
-    return copy
-
-
-def _remove_work(output: Path) -> None:
-    output.unlink(missing_ok=True)
-    output.with_suffix(".log").unlink(missing_ok=True)
-
-
-# ---- Executed copies → PDFs: one for each notebook, and one that binds them all; and the claims.
-
-
-def publish(run: RunFolder) -> list[str]:
-    """Write the PDFs of a run that are missing or older than their notebooks.
-
-    Args:
-        run: A run; only its complete notebooks are printed.
-
-    Returns:
-        One line for each PDF that could not be made.
-    """
-    names = sorted(name for name, entry in run.entries.items() if entry["status"] == "complete")
-    problems = []
-    for name in names:
-        entry = run.entries[name]
-        copy = run.path / entry["copy"]
-        # PDFs cost half a second each: any change of our own code is a reason to print again.
-        key = _digest([sha256_file(copy), code_digest()])
-        if entry.get("pdf_key") == key and copy.with_suffix(".pdf").is_file():
-            continue
-        entry.pop("pdf_key", None)
-        if problem := _print_notebook(copy):
-            problems.append(problem)
-        else:
-            entry["pdf_key"] = key
-        run.save()
-    return problems + _publish_report(run, names)
-
-
-def publish_claims(run: RunFolder) -> None:
-    """Judge the published claims by the tables of the studies, where there are any."""
-    if any((run.path / f"{name}/measures.csv").is_file() for name in run.entries):
-        from attnknn.studies.claims import write_claims
-
-        write_claims(run.path)
-
-
-def _print_notebook(copy: Path) -> str:
-    from attnknn.paper.pdf import notebook_to_pdf
-
-    try:
-        notebook_to_pdf(copy)
-    except (RuntimeError, ValueError) as error:
-        return f"no PDF of {copy}: {error}"
-    return ""
-
-
-def _publish_report(run: RunFolder, names: list[str]) -> list[str]:
-    output, claims = run.path / "report.pdf", run.path / "claims.md"
-    preface = claims.read_text(encoding="utf-8") if claims.is_file() else ""
-    key = _digest([preface, [[name, run.entries[name].get("pdf_key")] for name in names]])
-    if not names or (run.report.get("pdf_key") == key and output.is_file()):
-        return []
-    from attnknn.paper.book import bind_report
-
-    copies = [run.path / run.entries[name]["copy"] for name in names]
-    facts = {name: run.report.get(name) for name in ("run", "dataset", "seeds", "commit")}
-    try:
-        bind_report(
-            copies,
-            output,
-            title=f"Attn-KNN: {run.report['run']}",
-            provenance=facts | {"versions": run.report.get("versions", {})},
-            preface=preface,
-        )
-    except (RuntimeError, ValueError) as error:
-        return [f"no {output}: {error}"]
-    run.report["pdf_key"] = key
-    run.save()
-    return []
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
 # ---- One run while its notebooks are executed: what is left of it, and what came of each notebook.
 #
-# Whoever executes, a crew on this machine or a cluster, asks a session what to do and hands the
+# Whoever executes, workers of this machine or a cluster, asks a session what to do and hands the
 # outcomes back; folders and reports are the same either way.
 
 
@@ -494,8 +257,6 @@ class RunResult:
         failures: How each failed notebook ended, in the order of failing.
         skipped: Names of those not started because the training failed.
         problems: PDFs that could not be made, one line each.
-        outdated: Names of kept notebooks made by other code of this package.
-        adopted: Seeds whose training was taken over, and the run it was taken from.
         seconds: Wall time.
     """
 
@@ -505,8 +266,6 @@ class RunResult:
     failures: list[Outcome] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    outdated: list[str] = field(default_factory=list)
-    adopted: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     @property
@@ -523,61 +282,102 @@ class Session:
         run: The folder and its report.
         result: What has been done so far.
         progress: Where the end of each notebook is shown.
+        label: Told before its name, where several runs go on at a time.
     """
 
-    def __init__(self, plan: Plan, *, force: bool = False, progress: Progress | None = None):
+    def __init__(self, plan: Plan, *, force: bool, progress: Progress, label: str = ""):
         """Refuse or clear what is in the folder, and write the head of the report."""
         self.plan, self.run, self.result = plan, RunFolder(plan.folder), RunResult(plan.folder)
-        _open(self.run, plan, force=force)
-        training, rest = plan.tasks()
-        self.progress = Progress([*training, *rest]) if progress is None else progress
-        wanted = any(task.notebook.name in plan.wanted for task in training)
-        self._may_adopt = not (force and wanted)
-
-    @property
-    def work(self) -> Path:
-        """Folder of unfinished copies."""
-        return self.run.work
+        self.progress, self.label = progress, label
+        try:
+            self.run.refuse_other_parameters(plan.assignment.values, plan.seeds)
+        except ConfigError:
+            if not force:
+                raise
+            self.run.erase()
+        if force:
+            for task in (task for stage in plan.tasks() for task in stage):
+                if task.notebook.name in plan.wanted:
+                    self.run.begin(task)
+                    self.run.clear_seed(task)
+        self._write_head()
 
     def training(self) -> list[Task]:
-        """Return the trainings to execute, those of a finished equal run taken over."""
-        todo = self._left_of(self.plan.tasks()[0])
-        for task in todo if self._may_adopt else ():
-            if source := adopt_training(self.run, task):
-                self.result.adopted[task.seeds[0]] = source
-        return todo
+        """Return the trainings to execute."""
+        return self._left_of(self.plan.tasks()[0])
 
     def rest(self) -> list[Task]:
         """Return the other notebooks to execute, as far as the training allows."""
         rest = self.plan.tasks()[1]
         if self.result.failures:
-            blocked = [task for task in rest if task.notebook.reads_training]
-            rest = [task for task in rest if task not in blocked]
-            for task in blocked:
+            for task in (task for task in rest if task.notebook.reads_training):
                 self._skip(task)
+            rest = [task for task in rest if not task.notebook.reads_training]
         return self._left_of(rest)
 
     def record(self, outcome: Outcome, *, n_threads: int) -> None:
-        """Put what a notebook left in its place, and note it."""
-        outcome = settle(self.run, outcome, n_threads=n_threads)
-        if outcome.status == "complete":
-            self.result.executed.append(outcome.task.name)
-        else:
-            self.result.failures.append(outcome)
-        self.progress.finish(outcome.task.name, outcome.seconds, outcome.status)
+        """Put what a notebook left in its place, and note it in the report.
 
-    def _left_of(self, tasks: list[Task]) -> list[Task]:
-        kept = [task for task in tasks if self.run.is_complete(task)]
-        for task in kept:
-            self.result.kept.append(task.name)
-            if self.run.entries[task.name]["code"] != code_digest():
-                self.result.outdated.append(task.name)
-            self.progress.finish(task.name, self.run.entries[task.name]["seconds"], "kept")
-        todo = [task for task in tasks if task not in kept]
+        Args:
+            outcome: How it ended; a training without a trained seed is a failure.
+            n_threads: Threads it had; they can change the last digits of a result.
+        """
+        task, seconds = outcome.task, outcome.seconds
+        report = seed_folder(self.run.path, task.seeds[0]) / "report.json"
+        if outcome.status == "complete" and task.notebook.is_training and not report.is_file():
+            missing = f"{task.notebook.name} must write {report}, got no such file"
+            outcome = Outcome.failed(task, outcome.output, missing)
+        entry = {"status": outcome.status, "seconds": round(seconds, 3), "finished": now()}
+        if outcome.status == "complete":
+            self._write_copy(outcome)
+            entry |= {"threads": n_threads, "commit": self.run.provenance["commit"]}
+            entry |= self.run.facts(task)
+            self.result.executed.append(task.name)
+        else:
+            copy = self.run.copies / f"{task.copy}.failed.ipynb"
+            if outcome.output.is_file():
+                outcome.output.replace(copy)
+            entry |= {"error": outcome.details["error"]}
+            self.result.failures.append(replace(outcome, output=copy))
+        outcome.output.unlink(missing_ok=True)
+        outcome.output.with_suffix(".log").unlink(missing_ok=True)
+        self.run.entries[task.name] = entry
+        self.run.save()
+        self.progress.finish(task, seconds, outcome.status, label=self.label)
+
+    def _write_head(self) -> None:
+        plan, report = self.plan, self.run.report
+        config = {n: v for n, v in plan.assignment.config.flat().items() if n != "seed"}
+        given = report.get("commands", [])
+        report |= {
+            "run": plan.folder.name,
+            "profile": plan.profile,
+            # All that were given for this folder: each may have asked for other notebooks.
+            "commands": list(dict.fromkeys([*given, plan.command])),
+            "status": "running",
+            "started": now(),
+            "dataset": plan.assignment.config.data.dataset,
+            "seeds": plan.seeds,
+            "parameters": plan.assignment.values,
+            "config": config,
+        }
+        self.run.save()
+
+    def _left_of(self, tasks: Sequence[Task]) -> list[Task]:
+        todo = []
+        for task in tasks:
+            if self.run.is_complete(task):
+                self.result.kept.append(task.name)
+                seconds = self.run.entries[task.name]["seconds"]
+                if not self.label:  # of many runs, the summary tells
+                    self.progress.finish(task, seconds, "kept")
+            else:
+                todo.append(task)
         if todo:
             self.run.report |= self.run.provenance
         for task in todo:
             self.run.begin(task)
+        self.progress.expect(todo)
         return todo
 
     def _skip(self, task: Task) -> None:
@@ -585,12 +385,42 @@ class Session:
         # What an earlier, smaller training gave stays a result.
         if self.run.entries.get(task.name, {}).get("status") != "complete":
             self.run.entries[task.name] = {"status": "skipped", "error": "training failed"}
-        self.progress.finish(task.name, 0.0, "skipped")
+        self.progress.finish(task, 0.0, "skipped", label=self.label)
+
+    def _write_copy(self, outcome: Outcome) -> None:
+        """Write the executed copy with its provenance, whole or not at all."""
+        notebook = json.loads(outcome.output.read_text(encoding="utf-8"))
+        copy, report = self.run.copy_of(outcome.task), self.run.report
+        metadata = notebook["metadata"]
+        metadata.setdefault("attnknn", {})["provenance"] = {
+            "run": report["run"],
+            "dataset": report["dataset"],
+            "seeds": list(outcome.task.seeds),
+            "commit": self.run.provenance["commit"],
+            "versions": self.run.provenance["versions"],
+            "seconds": round(outcome.seconds, 3),
+        }
+        # papermill notes full paths; a published copy should not tell them.
+        metadata["papermill"] |= {
+            "input_path": f"notebooks/{outcome.task.notebook.path.name}",
+            "output_path": str(copy.relative_to(self.run.path.parent)),
+        }
+        write_text(copy, json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
+
+
+def now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @contextmanager
 def open_session(
-    plan: Plan, *, force: bool = False, pdf: bool = True, progress: Progress | None = None
+    plan: Plan,
+    *,
+    force: bool = False,
+    pdf: bool = True,
+    progress: Progress | None = None,
+    label: str = "",
 ) -> Iterator[Session]:
     """Hold a run's folder, and publish what was executed in the end.
 
@@ -598,68 +428,38 @@ def open_session(
         plan: What to run.
         force: Execute complete notebooks again, and replace a run with other parameters.
         pdf: Write the PDFs, too.
-        progress: Where the end of each notebook is shown; lines of its own when None.
+        progress: Where the end of each notebook is shown; a display of its own when None.
+        label: Told before the name of a notebook, where several runs go on at a time.
 
     Raises:
         ConfigError: If the folder holds what no run made, or a run with other parameters while
             ``force`` is not set.
         FolderBusyError: If another process is writing this run.
     """
-    start = time.monotonic()
+    start, shown = time.monotonic(), progress or Progress()
     plan.refuse_foreign()  # before the lock: a folder that is not a run's is left as it is
     with locked_folder(plan.folder):
-        session = Session(plan, force=force, progress=progress)
-        report, result = session.run.report, session.result
+        session = Session(plan, force=force, progress=shown, label=label)
+        run, result = session.run, session.result
         try:
             yield session
-            shutil.rmtree(session.work, ignore_errors=True)
-            session.progress.close()
+            shutil.rmtree(run.work, ignore_errors=True)
             if result.executed:
-                publish_claims(session.run)
+                _publish_claims(run)
             if pdf:
-                result.problems = publish(session.run)
-            report["status"] = "complete" if result.is_complete else "failed"
+                from attnknn.paper.book import publish
+
+                result.problems = publish(run)
+            run.report["status"] = "complete" if result.is_complete else "failed"
         except BaseException:
-            session.progress.close()
-            report["status"] = "interrupted"
+            run.report["status"] = "interrupted"
             raise
         finally:
-            report["finished"] = now()
-            session.run.save()
+            if progress is None:
+                shown.close()
+            run.report["finished"] = now()
+            run.save()
     result.seconds = time.monotonic() - start
-
-
-def _open(run: RunFolder, plan: Plan, *, force: bool) -> None:
-    """Refuse or clear what is in the folder, and write the head of the report."""
-    try:
-        run.refuse_other_parameters(plan.assignment.values, plan.seeds)
-    except ConfigError:
-        if not force:
-            raise
-        run.erase()
-    if force:
-        training, rest = plan.tasks()
-        for task in (*training, *rest):
-            if task.notebook.name in plan.wanted:
-                run.begin(task)
-                run.clear_seed(task)
-    config = {n: v for n, v in plan.assignment.config.flat().items() if n != "seed"}
-    run.report |= {
-        "run": plan.folder.name,
-        "profile": plan.profile,
-        # All that were given for this folder, in order: each may have asked for other notebooks.
-        "commands": list(dict.fromkeys([*run.report.get("commands", []), plan.command])),
-        "status": "running",
-        "started": now(),
-        "dataset": plan.assignment.config.data.dataset,
-        "seeds": plan.seeds,
-        "parameters": plan.assignment.values,
-        "config": config,
-    }
-    run.save()
-
-
-_MOST_JOBS = 4  # by default; each process holds torch and a memory bank
 
 
 def run_pipeline(
@@ -686,24 +486,20 @@ def run_pipeline(
         # Threads follow from the request alone, never from what is left of it: a resumed run
         # must end with the same digits as an unbroken one.
         n_trainers = min(n_jobs, len(plan.tasks()[0]) or 1)
-        _execute(session, session.training(), n_jobs=n_trainers)
-        _execute(session, session.rest(), n_jobs=n_jobs)
+        for stage, jobs in ((session.training, n_trainers), (session.rest, n_jobs)):
+            n_threads = threads_each(jobs)
+            Workers(plan.folder.parent, session.run.work, session.progress).run(
+                stage(),
+                lambda outcome, n=n_threads: session.record(outcome, n_threads=threads_used(n)),
+                n_jobs=jobs,
+                n_threads=n_threads,
+            )
     return session.result
 
 
-def check_jobs(n_jobs: int | None) -> int:
-    """Return how many notebooks run at a time: ``n_jobs``, or what suits this machine."""
-    return min(n_cores(), _MOST_JOBS) if n_jobs is None else check_count("jobs", n_jobs)
+def _publish_claims(run: RunFolder) -> None:
+    """Judge the published claims by the tables of the studies, where there are any."""
+    if any((run.path / f"{name}/measures.csv").is_file() for name in run.entries):
+        from attnknn.studies.claims import write_claims
 
-
-def _execute(session: Session, tasks: list[Task], *, n_jobs: int) -> None:
-    if not tasks:
-        return
-    n_threads = threads_each(n_jobs)
-    crew = Crew(session.run.path.parent, session.work, session.progress)
-    crew.run(
-        tasks,
-        lambda outcome: session.record(outcome, n_threads=threads_used(n_threads)),
-        n_jobs=n_jobs,
-        n_threads=n_threads,
-    )
+        write_claims(run.path)

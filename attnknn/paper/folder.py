@@ -1,27 +1,31 @@
 """What a run folder already holds: ``report.json``, and which notebooks of it are still good."""
 
-import hashlib
-import json
-import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import attnknn
 from attnknn.config import ConfigError
 from attnknn.data.download import own_files_stamp
 from attnknn.embed.runs import project_root, seed_folder
-from attnknn.files import REPORT_NAME, read_json, sha256_file, write_json
+from attnknn.files import (
+    AFMP_VERSION,
+    METHOD_VERSION,
+    REPORT_NAME,
+    DamagedError,
+    check_sums,
+    read_json,
+    sha256_file,
+    validity_key,
+    write_json,
+)
 from attnknn.paper.notebooks import Notebook
 
 GRID_NAME = "grid.json"  # a folder with this file holds runs, and is none itself
 PLACES = ("run_dir", "save_to")  # parameters that only say where a run is
-ORIGIN_NAME = "trained_in.json"  # in a trained seed: the run it was taken over from
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Task:
     parameters: dict[str, Any]
     seeds: tuple[int, ...]
     copy: str
+
+    @property
+    def n_cells(self) -> int:
+        """Code cells that are executed, the injected one included."""
+        return self.notebook.n_cells + bool(self.parameters)
 
     @property
     def name(self) -> str:
@@ -164,19 +173,32 @@ class RunFolder:
         # Only the path of own files is absolute: the plan has made it so.
         inputs += [own_files_stamp(x) for x in others if x is not None and Path(x).is_absolute()]
         if task.notebook.reads_training:
-            inputs += [sha256_file(seed_folder(self.path, s) / "report.json") for s in task.seeds]
-        content = json.dumps([task.notebook.digest, parameters, inputs], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+            inputs += [sha256_file(seed_folder(self.path, s) / REPORT_NAME) for s in task.seeds]
+        is_afmp = any(name.startswith("afmp") for name in task.notebook.defaults)
+        cells = [task.notebook.digest, AFMP_VERSION if is_afmp else None]
+        return validity_key([cells, parameters], version=METHOD_VERSION, data=inputs)
+
+    def facts(self, task: Task) -> dict[str, Any]:
+        """Return what the report says of a finished task, for ``is_complete`` to ask later."""
+        copy = str(self.copy_of(task).relative_to(self.path))
+        names = self.files_of(task)
+        sums = {name: sha256_file(self.path / name) for name in [copy, *names]}
+        return {"copy": copy, "files": names, "sums": sums, "key": self.key(task)}
 
     def is_complete(self, task: Task) -> bool:
-        """Tell whether the executed copy and its files are there and still up to date."""
+        """Tell whether a task was finished with the same inputs, and left its files as they are."""
         entry = self.entries.get(task.name, {})
-        if entry.get("status") != "complete":
+        if entry.get("status") != "complete" or "sums" not in entry:
             return False
-        files = [entry["copy"], *entry["files"]]
         if task.notebook.is_training:
-            files.append(f"seed{task.seeds[0]}/report.json")
-        return all((self.path / f).is_file() for f in files) and entry["key"] == self.key(task)
+            seed = seed_folder(self.path, task.seeds[0])
+            if not (seed / REPORT_NAME).is_file() or self._is_damaged(task):
+                return False
+        try:
+            check_sums(self.path, entry["sums"])
+            return entry["key"] == self.key(task)
+        except (DamagedError, FileNotFoundError):
+            return False
 
     def files_of(self, task: Task) -> list[str]:
         """Return the tables and figures a task has written, relative to the run."""
@@ -188,11 +210,6 @@ class RunFolder:
             found = (path for path in found if own.search(path.name))
         return sorted(str(path.relative_to(self.path)) for path in found)
 
-    def trained_in(self, task: Task) -> str | None:
-        """Return the run that a training was taken over from, None if it was made here."""
-        origin = seed_folder(self.path, task.seeds[0]) / ORIGIN_NAME
-        return read_json(origin)["run"] if task.notebook.is_training and origin.is_file() else None
-
     def begin(self, task: Task) -> None:
         """Remove a task's outdated copy, PDFs and files; trained seeds stay, they resume."""
         before = self.entries.get(task.name)
@@ -201,10 +218,23 @@ class RunFolder:
         self.entries[task.name] = {"status": "begun", "copy": (before or {}).get("copy", copy)}
         self.save()
         if before is not None:
+            if self._is_damaged(task):  # a training would refuse to take it up
+                self.clear_seed(task)
             self._remove_files(task.name)
             self._remove_copy(task.copy)
             if not task.notebook.is_training:
                 shutil.rmtree(self.path / task.notebook.name, ignore_errors=True)
+
+    def _is_damaged(self, task: Task) -> bool:
+        """Tell whether a trained seed is not what its own report says."""
+        seed = seed_folder(self.path, task.seeds[0])
+        if not task.notebook.is_training or not (seed / REPORT_NAME).is_file():
+            return False
+        try:
+            check_sums(seed, read_json(seed / REPORT_NAME).get("files", {}))
+        except (DamagedError, ValueError):
+            return True
+        return False
 
     def clear_seed(self, task: Task) -> None:
         """Remove what a training task has trained."""
@@ -235,15 +265,6 @@ class RunFolder:
             (self.copies / f"{stem}{suffix}").unlink(missing_ok=True)
 
 
-@cache
-def code_digest() -> str:
-    """Return the digest of the package's own files, to tell results of older code apart."""
-    folder = Path(attnknn.__file__).parent
-    files = sorted(p for p in folder.rglob("*") if p.suffix in {".py", ".typ", ".tmTheme"})
-    content = [[str(path.relative_to(folder)), sha256_file(path)] for path in files]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
 def _notebook_of(name: str) -> str:
     """Return the notebook of a task by the task's name, which has the seed behind a dot."""
     return Path(name).name.partition(".")[0]
@@ -265,77 +286,3 @@ def _remove_training(folder: Path) -> None:
 
 def _shown(values: dict[str, Any], name: str) -> str:
     return repr(values[name]) if name in values else "the default"
-
-
-# ---- A finished training elsewhere → the same training here.
-#
-# Runs that differ in study parameters alone ask for one and the same training. Its key (cells,
-# settings, seed, own files) and the code tell that it would come out again, so it is taken over.
-
-
-def adopt_training(run: RunFolder, task: Task) -> str | None:
-    """Give a run the trained seed of another run that asked for exactly the same training.
-
-    Args:
-        run: The run that needs it; a seed it has begun or trained itself is left alone.
-        task: The training.
-
-    Returns:
-        Name of the run it was taken from, also written beside the trained seed; None without one.
-    """
-    target = seed_folder(run.path, task.seeds[0])
-    if target.is_dir() and any(not path.name.startswith(".") for path in target.iterdir()):
-        return None
-    root = run.path.parent
-    root = root.parent if (root / GRID_NAME).is_file() else root
-    for folder in _runs_below(root):
-        if folder != run.path and _has_training(folder, task):
-            name = str(folder.relative_to(root))
-            if _take_over(seed_folder(folder, task.seeds[0]), target, name):
-                return name
-    return None
-
-
-def _runs_below(root: Path) -> Iterator[Path]:
-    """Return the runs of a results folder, those inside of grids included."""
-    for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        if (folder / GRID_NAME).is_file():
-            yield from sorted(path for path in folder.iterdir() if path.is_dir())
-        else:
-            yield folder
-
-
-def _has_training(folder: Path, task: Task) -> bool:
-    try:
-        donor = RunFolder(folder)
-    except ConfigError:  # a damaged report is the business of its own run
-        return False
-    return donor.is_complete(task) and donor.entries[task.name]["code"] == code_digest()
-
-
-def _take_over(source: Path, target: Path, name: str) -> bool:
-    """Make ``target`` a whole copy of ``source``, or leave nothing."""
-    work = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
-    try:
-        ignored = shutil.ignore_patterns(".*")
-        shutil.copytree(source, work / "seed", copy_function=_link_or_copy, ignore=ignored)
-        write_json(work / "seed" / ORIGIN_NAME, {"run": name})
-        if target.exists():  # a folder with nothing but a lock
-            shutil.rmtree(target)
-        (work / "seed").rename(target)
-    except (OSError, shutil.Error):  # replaced meanwhile, or no room: then it is trained here
-        return False
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return True
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    # Weights and embeddings are large, and only ever replaced as a whole: both runs may share them.
-    if source.endswith(".safetensors"):
-        try:
-            os.link(source, target)
-            return
-        except OSError:  # another file system, or one without links
-            pass
-    shutil.copy2(source, target)

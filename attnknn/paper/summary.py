@@ -40,12 +40,6 @@ def tell_problems(result: RunResult, label: str = "") -> None:
         print(label + failure_in_words(outcome), file=sys.stderr)
     for problem in result.problems:
         print(label + problem, file=sys.stderr)
-    if result.adopted:
-        taken = ", ".join(f"seed {seed} from {run}" for seed, run in result.adopted.items())
-        print(f"{label}trained before, taken over: {taken} (--force trains again)")
-    if result.outdated:
-        names = ", ".join(result.outdated)
-        print(f"{label}kept, though made by other code: {names} (--force remakes them)")
 
 
 def counts_in_words(results: Sequence[RunResult]) -> str:

@@ -305,9 +305,10 @@ def _column(side: str, head: Sequence[Any], body: Sequence[Any]) -> str:
     longest = max(
         (part for t in titles for part in re.split(r"[\s\u200b]", t)), key=len, default=""
     )
-    wraps = "true" if max(map(len, texts), default=0) > _LONGEST_CELL else "false"
+    length = max(map(len, texts), default=0)
+    wraps = "true" if length > _LONGEST_CELL else "false"
     place = "right" if is_number else given or "left"
-    return f"(align: {place}, long: {wraps}, word: {literal(longest)})"
+    return f"(align: {place}, long: {wraps}, share: {length**0.5:.1f}fr, word: {literal(longest)})"
 
 
 def _split_words(text: str) -> str:

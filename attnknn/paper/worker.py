@@ -53,8 +53,8 @@ def execute(job: dict[str, Any], channel: IO[str]) -> None:
         _send(channel, {"done": n_done})
 
     papermill.execute_notebook(
-        job["notebook"],
-        job["output"],
+        _as_written(job["notebook"]),
+        _as_written(job["output"]),
         parameters=job["parameters"],
         kernel_name="python3",
         language="python",
@@ -67,6 +67,11 @@ def execute(job: dict[str, Any], channel: IO[str]) -> None:
         stdout_file=_LastLine(channel),
         stderr_file=_LastLine(channel),
     )
+
+
+def _as_written(path: str) -> str:
+    """Return a path as papermill wants it: braces would be names of parameters to it."""
+    return path.replace("{", "{{").replace("}", "}}")
 
 
 def describe(error: BaseException) -> dict[str, Any]:

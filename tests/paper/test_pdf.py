@@ -192,7 +192,9 @@ def columns_of(html):
     """Return what the template is told of a table's columns."""
     with workshop() as place:
         (table,) = Setter(place).blocks(read_html({"t": html})["t"])
-    return re.findall(r"align: (\w+), long: (\w+), word: \"(.*?)\"", table["c"][0]["c"][1])
+    return re.findall(
+        r"align: (\w+), long: (\w+), share: .*?fr, word: \"(.*?)\"", table["c"][0]["c"][1]
+    )
 
 
 class TestTables:

@@ -1,9 +1,8 @@
-"""Grids: every combination is checked first, equal trainings are made once, failures stay alone."""
+"""Grids: every combination is checked first, trainings come first, failures stay alone."""
 
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +10,8 @@ from attnknn.cli import main
 from attnknn.config import ConfigError
 from attnknn.files import read_json, write_json
 from attnknn.paper import dask as cluster
-from attnknn.paper.dask import Conductor, check_scheduler
+from attnknn.paper.dask import check_scheduler
 from attnknn.paper.execute import Outcome
-from attnknn.paper.folder import ORIGIN_NAME, RunFolder, adopt_training, code_digest
 from attnknn.paper.plan import make_grid, make_plan, point_name
 from attnknn.paper.summary import summarise_grid
 from tests.toy_project import cell, make_project, write_notebook
@@ -177,77 +175,6 @@ def test_a_grid_without_dask_runs_one_after_the_other(project, capsys):
     assert "| 5 | 0 | 0 | 1 |" in (project / "results/quick-ks/grid.md").read_text()
 
 
-# ---- equal trainings are made once
-
-
-def trained(plan, *, text: str = "weights") -> RunFolder:
-    """Make a plan's folder look as if its training were finished."""
-    (task,), _ = plan.tasks()
-    run = RunFolder(plan.folder)
-    for name in ("embedder.safetensors", "config.json", "report.json"):
-        (run.path / "seed0").mkdir(parents=True, exist_ok=True)
-        (run.path / "seed0" / name).write_text(text)
-    write_json(run.copy_of(task), {})
-    entry = {"status": "complete", "copy": "notebooks/01_training.ipynb", "files": []}
-    run.entries[task.name] = entry | {"key": run.key(task), "code": code_digest()}
-    run.save()
-    return run
-
-
-def adopt(plan) -> str | None:
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    return adopt_training(RunFolder(plan.folder), plan.tasks()[0][0])
-
-
-def test_a_run_takes_over_an_equal_training(project):
-    donor = trained(make_plan())
-    plan = make_plan(overrides={"k_eval": 9})
-    assert adopt(plan) == "quick"
-    copied = plan.folder / "seed0"
-    assert sorted(p.name for p in copied.iterdir()) == sorted(
-        ["embedder.safetensors", "config.json", "report.json", ORIGIN_NAME]
-    )
-    assert RunFolder(plan.folder).trained_in(plan.tasks()[0][0]) == "quick"
-    (copied / "report.json").write_text("another one")
-    assert (donor.path / "seed0/report.json").read_text() == "weights"
-    assert [p.name for p in plan.folder.iterdir()] == ["seed0"]
-
-
-def test_what_differs_in_settings_seed_code_or_end_is_not_taken_over(project):
-    donor = trained(make_plan())
-    assert adopt(make_plan(overrides={"epochs": 9})) is None
-    assert adopt(make_plan(seeds=[1], name="other-seed")) is None
-    donor.entries["01_training.seed0"]["code"] = "older"
-    donor.save()
-    assert adopt(make_plan(name="other-code")) is None
-    donor.entries["01_training.seed0"] |= {"code": code_digest(), "status": "failed"}
-    donor.save()
-    assert adopt(make_plan(name="not-finished")) is None
-
-
-def test_a_training_of_ones_own_is_left_alone(project):
-    trained(make_plan())
-    plan = make_plan(name="begun")
-    (plan.folder / "seed0").mkdir(parents=True)
-    (plan.folder / "seed0/.lock").touch()
-    (plan.folder / "seed0/checkpoint.pt").touch()
-    assert adopt(plan) is None
-    (plan.folder / "seed0/checkpoint.pt").unlink()
-    assert adopt(plan) == "quick"
-
-
-def test_grids_and_runs_take_over_from_each_other(project):
-    trained(make_plan())
-    grid = make_grid(grid_file(project, "k_eval: [3, 5]\nlr: [1, 2]"))
-    grid.save()
-    assert adopt(make_grid(grid_file(project, "k_eval: [3]")).plans[0]) == "quick"
-    trained(grid.plans[1])  # k_eval=3, lr=2
-    assert adopt(grid.plans[3]) == "quick-ks/k_eval=3,lr=2.0"
-    assert adopt(make_plan(overrides={"lr": 2})) == "quick-ks/k_eval=3,lr=2.0"
-    (project / "results/quick/report.json").write_text("{")
-    assert adopt(make_plan(name="damaged-beside")) is None
-
-
 # ---- the order of things, with a cluster that is only pretended
 
 
@@ -282,63 +209,37 @@ class FakeFuture:
 class FakeClient:
     """Hands tasks back in the order they came, and remembers it."""
 
+    loop = None
+
     def __init__(self):
-        self.waiting, self.order = [], []
+        self.order = []
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def nthreads(self):
-        return {"a": 1}
-
-    def submit(self, function, task, run, *_, **__):
-        self.waiting.append(FakeFuture(task, run))
-        return self.waiting[-1]
-
-    def add(self, future):
-        pass
-
-    def __next__(self):
-        future = self.waiting.pop(0)
-        self.order.append(f"{future.run.name} {future.task.name}")
-        return future
+    def map(self, function, tasks, runs, *_, **__):
+        futures = [FakeFuture(task, run) for task, run in zip(tasks, runs, strict=True)]
+        self.order += [f"{future.run.name} {future.task.name}" for future in futures]
+        return futures
 
 
 def conduct(plans, monkeypatch, **options):
     client = FakeClient()
-    monkeypatch.setattr(Conductor, "_client", property(lambda self: client))
-    monkeypatch.setattr(Conductor, "_done", property(lambda self: client))
-    results = Conductor(lambda: client, pdf=False, **options).run(plans)
+    monkeypatch.setattr(cluster.Conductor, "_client", property(lambda self: client))
+    monkeypatch.setattr("distributed.as_completed", lambda futures, loop: list(futures))
+    results = cluster.run_plans(plans, scheduler="local", pdf=False, **options)
     return results, client.order
 
 
-def test_trainings_come_first_and_equal_ones_once(project, monkeypatch):
-    grid = make_grid(grid_file(project, "k_eval: [3, 5]\nlr: [1, 2]"), notebooks=["02"])
+def test_trainings_come_first(project, monkeypatch):
+    grid = make_grid(grid_file(project, "k_eval: [3, 5]"), notebooks=["02"])
     grid.save()
+    monkeypatch.setattr(cluster, "_MOST_OPEN", 1)
+    _, order = conduct(grid.plans[:1], monkeypatch)
+    assert order == ["k_eval=3 01_training.seed0", "k_eval=3 02_first"]
     results, order = conduct(grid.plans, monkeypatch)
+    assert order == ["k_eval=5 01_training.seed0", "k_eval=5 02_first"]
     assert all(result.is_complete for result in results)
-    for plan in grid.plans:
-        name = plan.folder.name
-        assert order.index(f"{name} 01_training.seed0") < order.index(f"{name} 02_first")
-    # Runs of an equal training wait for it, and take it over.
-    assert order.index("k_eval=3,lr=1.0 01_training.seed0") < order.index(
-        "k_eval=5,lr=1.0 01_training.seed0"
-    )
-    assert [result.adopted for result in results] == [
-        {},
-        {},
-        {0: "quick-ks/k_eval=3,lr=1.0"},
-        {0: "quick-ks/k_eval=3,lr=2.0"},
-    ]
-    entry = read_json(grid.plans[2].folder / "report.json")["notebooks"]["01_training.seed0"]
-    assert entry["trained_in"] == "quick-ks/k_eval=3,lr=1.0"
-    again, order = conduct(grid.plans, monkeypatch)
-    assert order == [] and [len(result.kept) for result in again] == [2, 2, 2, 2]
+    assert [len(result.kept) for result in results] == [2, 0]
     _, order = conduct(grid.plans, monkeypatch, force=True)
-    assert sum("02_first" in name for name in order) == 4 and len(order) == 4
+    assert [name.split()[1] for name in order] == ["02_first", "02_first"]
 
 
 def test_a_failure_is_told_for_its_run_and_the_others_go_on(project, monkeypatch, capsys):
@@ -353,38 +254,3 @@ def test_a_failure_is_told_for_its_run_and_the_others_go_on(project, monkeypatch
     assert (grid.folder / "grid.csv").is_file() and (grid.folder / "grid.md").is_file()
     report = read_json(grid.plans[0].folder / "report.json")
     assert report["status"] == "failed"
-
-
-def test_many_runs_are_not_all_held_open(project, monkeypatch):
-    values = list(range(20, 60))
-    grid = make_grid(grid_file(project, f"k_eval: {values}"), notebooks=["02"])
-    grid.save()
-    most = 0
-
-    class Counting(Conductor):
-        def _advance(self, work):
-            nonlocal most
-            most = max(most, len(self._open))
-            super()._advance(work)
-
-    client = FakeClient()
-    monkeypatch.setattr(Counting, "_client", property(lambda self: client))
-    monkeypatch.setattr(Counting, "_done", property(lambda self: client))
-    results = Counting(lambda: client, pdf=False).run(grid.plans)
-    assert most <= 32 and all(result.is_complete for result in results) and len(results) == 40
-
-
-@pytest.mark.parametrize("applications", [[], ["<bokeh.server.tornado.BokehTornado>"]])
-def test_a_link_is_told_only_where_a_dashboard_is_behind_it(applications):
-    scheduler = SimpleNamespace(
-        address="tcp://there:1", http_application=SimpleNamespace(applications=applications)
-    )
-    client = SimpleNamespace(
-        nthreads=lambda: {"tcp://there:2": 1},
-        scheduler=scheduler,
-        dashboard_link="http://there:8787/status",
-        run_on_scheduler=lambda ask: ask(scheduler),
-    )
-    told = cluster.about(client)
-    assert ("dashboard http://there:8787/status" in told) == bool(applications)
-    assert ("no dashboard" in told) == (not applications)

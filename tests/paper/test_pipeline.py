@@ -13,7 +13,13 @@ import pytest
 
 from attnknn.config import QUICKSTART_DATA, ConfigError, parse_setting
 from attnknn.files import FolderBusyError, locked_folder, read_json, write_json
-from attnknn.paper.execute import THREAD_VARIABLES, Crew, Progress, run_pipeline, threads_each
+from attnknn.paper.execute import (
+    THREAD_VARIABLES,
+    Progress,
+    Workers,
+    run_pipeline,
+    threads_each,
+)
 from attnknn.paper.folder import RunFolder
 from attnknn.paper.notebooks import assign, find_notebooks, read_notebook, run_name
 from attnknn.paper.plan import make_plan
@@ -286,8 +292,7 @@ def test_more_seeds_extend_a_run(project):
     write_json(run.path / "seed0/report.json", {})
     write_json(run.copy_of(alone), {})
     assert alone.copy == "01_training"
-    done = {"status": "complete", "copy": "notebooks/01_training.ipynb", "files": []}
-    run.entries[alone.name] = done | {"key": run.key(alone)}
+    run.entries[alone.name] = {"status": "complete", **run.facts(alone)}
     (first, second), _ = make_plan(notebooks=["01"], seeds=[0, 1]).tasks()
     run.report["seeds"] = [0]
     run.refuse_other_parameters({}, [0, 1])
@@ -396,6 +401,37 @@ def test_a_second_run_into_the_same_folder_is_refused(finished):
         holder.stdin.close()
 
 
+@pytest.mark.parametrize("name", ["02_first/table.txt", "notebooks/02_first.ipynb"])
+def test_a_file_that_is_no_longer_what_was_written_is_made_again(finished, name):
+    path = finished.folder / name
+    before = (finished.folder / "02_first/table.txt").read_text()
+    path.write_text(path.read_text().replace("7", "8", 1))
+    again = run_pipeline(make_plan(seeds=[0, 1]), pdf=False)
+    assert again.executed == ["02_first"] and len(again.kept) == 3
+    # The threads are those of a run alone: all but their number comes out as before.
+    assert (finished.folder / "02_first/table.txt").read_text().split()[:3] == before.split()[:3]
+
+
+def test_a_trained_seed_that_is_no_longer_what_was_written_is_made_again(project):
+    body = "import json, hashlib\nfolder = run / f'seed{seed}'\nfolder.mkdir(parents=True)\n"
+    body += "(folder / 'rows.bin').write_bytes(b'rows')\n"
+    body += "sums = {'rows.bin': hashlib.sha256(b'rows').hexdigest()}\n"
+    body += "(folder / 'report.json').write_text(json.dumps({'files': sums}))"
+    write_notebook(project / "notebooks/01_training.ipynb", training_cells(body))
+    run_pipeline(make_plan(notebooks=["01"]), pdf=False)
+    rows = project / "results/quick/seed0/rows.bin"
+    rows.write_bytes(b"rowS")
+    assert run_pipeline(make_plan(notebooks=["01"]), pdf=False).executed == ["01_training.seed0"]
+    assert rows.read_bytes() == b"rows"
+
+
+def test_a_results_path_may_hold_braces(project):
+    write_notebook(project / "notebooks/09_alone.ipynb", [cell("n = 1", "parameters"), cell("n")])
+    plan = make_plan(notebooks=["09"], results=project / "out{0}{x}")
+    assert run_pipeline(plan).is_complete
+    assert (project / "out{0}{x}/quick/report.pdf").is_file()
+
+
 def test_only_what_changed_is_executed_again(finished):
     edit(Path("notebooks/03_second.ipynb"), say="Another sentence.")
     (finished.folder / "02_first/table.txt").unlink()
@@ -422,8 +458,11 @@ def test_pdfs_are_made_once(finished):
     pdfs = [*finished.folder.glob("notebooks/*.pdf"), finished.folder / "report.pdf"]
     assert len(pdfs) == 5 and all(path.read_bytes().startswith(b"%PDF") for path in pdfs)
     times = [path.stat().st_mtime_ns for path in pdfs]
+    content = pdfs[-1].read_bytes()
+    pdfs[-1].write_bytes(content[: len(content) // 2])  # only what is damaged is printed again
     run_pipeline(make_plan(seeds=[0, 1], notebooks=["01", "02"]))
-    assert [path.stat().st_mtime_ns for path in pdfs] == times
+    assert [path.stat().st_mtime_ns for path in pdfs[:-1]] == times[:-1]
+    assert pdfs[-1].read_bytes() == content
 
 
 # ---- failures
@@ -517,8 +556,7 @@ def test_the_project_itself_is_refused_whatever_it_holds(project, force):
     assert tree(project) == before
 
 
-@pytest.mark.parametrize("force", [False, True])
-def test_what_lies_in_the_way_of_a_notebook_and_was_not_made_by_the_run_is_refused(project, force):
+def test_what_lies_in_the_way_of_a_notebook_and_was_not_made_by_the_run_is_refused(project):
     run_pipeline(make_plan(notebooks=["02"]), pdf=False)
     run = project / "results/quick"
     for name in ("03_second/table.txt", "notebooks/03_second.ipynb", "seed1/weights.bin"):
@@ -526,9 +564,10 @@ def test_what_lies_in_the_way_of_a_notebook_and_was_not_made_by_the_run_is_refus
         (run / name).write_text("mine")
     before = tree(run)
     message = r"got also 03_second, notebooks/03_second\.ipynb, seed1;"
-    with pytest.raises(ConfigError, match=message):
-        run_pipeline(make_plan(seeds=[0, 1]), force=force, pdf=False)
-    assert tree(run) == before
+    for force in (False, True):
+        with pytest.raises(ConfigError, match=message):
+            run_pipeline(make_plan(seeds=[0, 1]), force=force, pdf=False)
+        assert tree(run) == before
     kept = run_pipeline(make_plan(notebooks=["02"]), pdf=False).kept  # nothing is in its way
     assert kept == ["01_training.seed0", "02_first"]
 
@@ -598,8 +637,8 @@ def test_an_interrupted_run_ends_its_kernels(project, sleeper, number):
     process = start_run(project, "--notebooks", "03")
     wait_until(lambda: sleeper.exists() and sleeper.read_text() != "")
     process.send_signal(number)
-    assert process.wait(20) == 130
-    wait_until(lambda: not is_alive(int(sleeper.read_text())), 5)
+    assert process.wait(90) == 130
+    wait_until(lambda: not is_alive(int(sleeper.read_text())))
     assert read_json(project / "results/quick/report.json")["status"] == "interrupted"
     with locked_folder(project / "results/quick"):
         pass
@@ -611,5 +650,5 @@ def test_all_libraries_get_the_threads_that_openmp_gets(monkeypatch, tmp_path, g
         monkeypatch.delenv(name, raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", given)
-    environment = Crew(tmp_path, tmp_path, Progress([]))._environment(2)
+    environment = Workers(tmp_path, tmp_path, Progress())._environment(2)
     assert {environment[name] for name in THREAD_VARIABLES} == {expected}
