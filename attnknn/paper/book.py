@@ -8,7 +8,7 @@ from typing import Any
 
 from attnknn.files import sha256_file, validity_key, write_atomic
 from attnknn.paper.folder import RunFolder
-from attnknn.paper.markup import Node, plain_text, read_markdown
+from attnknn.paper.markup import Node, call, plain_text, raw_block, read_markdown, word
 from attnknn.paper.pdf import (
     Chapter,
     document_head,
@@ -18,7 +18,7 @@ from attnknn.paper.pdf import (
     read_source,
     without_headings,
 )
-from attnknn.paper.typst import Setter, Unit, Workshop, call, raw_block, word, workshop
+from attnknn.paper.typst import Setter, Unit, Workshop, workshop
 
 # ---- A notebook's verdict → what page one says of it: the first points, or a count of them.
 

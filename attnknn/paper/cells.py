@@ -10,8 +10,8 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from attnknn.paper.markup import Node, breakable, clean, literal
-from attnknn.paper.typst import Workshop, call, code_call, word
+from attnknn.paper.markup import Node, breakable, call, clean, code_call, literal, word
+from attnknn.paper.typst import Workshop
 
 # "  40%|████      | 2/5 [00:01<00:02, 1.2it/s]" and "17it [00:03, 5.1it/s]", with words before
 _PROGRESS = re.compile(

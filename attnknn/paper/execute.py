@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -234,10 +234,8 @@ class Workers:
 
 
 def _close(stream: Any) -> None:
-    try:
+    with suppress(OSError):  # a worker that is gone already has broken the pipe
         stream.close()
-    except OSError:  # a worker that is gone already has broken the pipe
-        pass
 
 
 # ---- One run while its notebooks are executed: what is left of it, and what came of each notebook.
@@ -444,12 +442,7 @@ def open_session(
         try:
             yield session
             shutil.rmtree(run.work, ignore_errors=True)
-            if result.executed:
-                _publish_claims(run)
-            if pdf:
-                from attnknn.paper.book import publish
-
-                result.problems = publish(run)
+            result.problems = _publish(run, is_new=bool(result.executed), pdf=pdf)
             run.report["status"] = "complete" if result.is_complete else "failed"
         except BaseException:
             run.report["status"] = "interrupted"
@@ -497,9 +490,14 @@ def run_pipeline(
     return session.result
 
 
-def _publish_claims(run: RunFolder) -> None:
-    """Judge the published claims by the tables of the studies, where there are any."""
-    if any((run.path / f"{name}/measures.csv").is_file() for name in run.entries):
+def _publish(run: RunFolder, *, is_new: bool, pdf: bool) -> list[str]:
+    """Judge the published claims by the tables of the studies, where there are any, and print."""
+    if is_new and any((run.path / f"{name}/measures.csv").is_file() for name in run.entries):
         from attnknn.studies.claims import write_claims
 
         write_claims(run.path)
+    if not pdf:
+        return []
+    from attnknn.paper.book import publish
+
+    return publish(run)

@@ -3,7 +3,7 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pypandoc
@@ -104,6 +104,33 @@ def plain_text(node: Any) -> str:
     return plain_text(node.get("c", []))
 
 
+def raw_block(source: str) -> Node:
+    """Return a block of Typst source that pandoc passes through."""
+    return {"t": "RawBlock", "c": ["typst", source]}
+
+
+def raw_inline(source: str) -> Node:
+    """Return an inline of Typst source that pandoc passes through."""
+    return {"t": "RawInline", "c": ["typst", source]}
+
+
+def word(text: str) -> Node:
+    """Return literal text; the semicolon ends the expression, whatever comes next."""
+    return raw_inline(f"#{literal(breakable(text))};")
+
+
+def call(function: str, words: Sequence[Node], *arguments: str) -> Node:
+    """Return a block that calls a template function with words and further Typst arguments."""
+    closing = "".join(f", {argument}" for argument in arguments)
+    return {"t": "Plain", "c": [raw_inline(f"#{function}(["), *words, raw_inline(f"]{closing})")]}
+
+
+def code_call(function: str, text: str, *arguments: str) -> Node:
+    """Return a block that calls a template function with verbatim lines."""
+    lines = (breakable(line.rstrip(), longest=60) for line in text.strip("\n").split("\n"))
+    return raw_block(f"#{function}({', '.join([literal(chr(10).join(lines)), *arguments])})")
+
+
 def run_pandoc(text: str, source: str, target: str) -> str:
     command = [pypandoc.get_pandoc_path(), "--sandbox", "--wrap=none", "-f", source, "-t", target]
     try:
@@ -186,6 +213,9 @@ def _sound_html(text: str) -> str:
         for name in selectors.split(","):
             rules[name.strip()] = rules.get(name.strip(), "") + body + ";"
     for cell in soup(["td", "th"]):
+        for name in ("colspan", "rowspan"):
+            if len(str(cell.get(name, ""))) > 3 or not str(cell.get(name, "1")).isdecimal():
+                del cell[name]  # it would make a table of a hundred thousand columns
         look = f"{rules.get('#' + str(cell.get('id')), '')};{cell.get('style', '')}".lower()
         if _BOLD.search(look):
             bold = soup.new_tag("strong")

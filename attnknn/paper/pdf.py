@@ -18,13 +18,17 @@ from attnknn.paper.cells import Piece, notebook_pieces, notebook_verdict, tags_o
 from attnknn.paper.markup import (
     Node,
     breakable,
+    call,
     literal,
     nodes,
     plain_text,
+    raw_block,
+    raw_inline,
     read_html,
     read_markdown,
+    word,
 )
-from attnknn.paper.typst import Setter, Unit, Workshop, call, raw_block, raw_inline, word, workshop
+from attnknn.paper.typst import Setter, Unit, Workshop, workshop
 
 # ---- Notebooks → chapters: title, date, where the numbers come from, and the units of the body
 

@@ -30,9 +30,14 @@ from attnknn.paper.markup import (
     Node,
     PDFError,
     breakable,
+    call,
+    code_call,
     literal,
     plain_text,
+    raw_block,
+    raw_inline,
     run_pandoc,
+    word,
 )
 from attnknn.paper.packed import packed
 
@@ -62,33 +67,6 @@ _LONGEST_CELL = 40  # characters; a column with a longer text wraps
 # One or more numbers, with the signs, units and brackets of "0.91 ± 0.02", "+.043 [.038, .048]".
 _NUMERIC = re.compile(r"(?=.*\d)[\s\d.,_eE+\-−–±%×()\[\]/:|]*(ms|s|k|M|MB|GB)?")  # noqa: RUF001
 _MISSING = {"", "-", "–", "—", "nan", "NaN", "NaT", "None", "<NA>", "...", "…", "inf", "-inf"}  # noqa: RUF001
-
-
-def raw_block(source: str) -> Node:
-    """Return a block of Typst source that pandoc passes through."""
-    return {"t": "RawBlock", "c": ["typst", source]}
-
-
-def raw_inline(source: str) -> Node:
-    """Return an inline of Typst source that pandoc passes through."""
-    return {"t": "RawInline", "c": ["typst", source]}
-
-
-def word(text: str) -> Node:
-    """Return literal text; the semicolon ends the expression, whatever comes next."""
-    return raw_inline(f"#{literal(breakable(text))};")
-
-
-def call(function: str, words: Sequence[Node], *arguments: str) -> Node:
-    """Return a block that calls a template function with words and further Typst arguments."""
-    closing = "".join(f", {argument}" for argument in arguments)
-    return {"t": "Plain", "c": [raw_inline(f"#{function}(["), *words, raw_inline(f"]{closing})")]}
-
-
-def code_call(function: str, text: str, *arguments: str, longest: int = 60) -> Node:
-    """Return a block that calls a template function with verbatim lines."""
-    lines = (breakable(line.rstrip(), longest=longest) for line in text.strip("\n").split("\n"))
-    return raw_block(f"#{function}({', '.join([literal(chr(10).join(lines)), *arguments])})")
 
 
 class Setter:
