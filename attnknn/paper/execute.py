@@ -470,9 +470,7 @@ def run_pipeline(
         What was done; a failing notebook is no exception, the others go on.
 
     Raises:
-        ConfigError: If the folder holds what no run made, or a run with other parameters while
-            ``force`` is not set.
-        FolderBusyError: If another process is writing this run.
+        ConfigError, FolderBusyError: As for :func:`open_session`.
     """
     n_jobs = check_jobs(n_jobs)
     with open_session(plan, force=force, pdf=pdf) as session:
