@@ -48,7 +48,7 @@ class Progress:
         self._bar.set_postfix_str(f"{name} {says[:40]}", refresh=False)
 
     def tick(self) -> None:
-        """Draw the bar again: its seconds move during a long cell, too."""
+        """Draw the bar again: its seconds move during a long cell."""
         self._bar.refresh()
 
     def finish(self, task: Task, seconds: float, status: str, *, label: str = "") -> None:
@@ -198,8 +198,7 @@ class Workers:
             code = worker.returncode
             why = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            trouble = f"its process {why} (too little memory?)"
-            details = {"error": trouble, "traceback": lines[-12:]}
+            details = {"error": f"its process {why} (too little memory?)", "traceback": lines[-12:]}
         return Outcome(task, status, time.monotonic() - start, output, details)
 
     def _start(self, environment: Mapping[str, str], errors: IO[str]) -> subprocess.Popen:
