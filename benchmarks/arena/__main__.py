@@ -2,8 +2,8 @@
 
     python -m benchmarks.arena prepare
     python -m benchmarks.arena run --splits 3 --noise clean,sym20,sym40 --rows 2000 --jobs 2
-    python -m benchmarks.arena run --methods attnknn --label now      # a new version of ours alone
-    python -m benchmarks.arena report --to results/arena
+    python -m benchmarks.arena run --methods attnknn --label now --like before   # ours alone, again
+    python -m benchmarks.arena report --labels before,now --to results/arena
 
 Cells are kept under ``--out`` and never measured twice, so a stopped run goes on where it was, and
 rivals are measured once for all versions of ours. ``--package`` names another checkout whose
@@ -13,7 +13,7 @@ rivals are measured once for all versions of ours. ``--package`` names another c
 import argparse
 from pathlib import Path
 
-from benchmarks.arena.cells import CHEAP, METHODS, Settings, grid
+from benchmarks.arena.cells import CHEAP, METHODS, Settings, grid, problems_of
 from benchmarks.arena.ours import OURS, code, use_package
 from benchmarks.arena.problems import NOISE
 from benchmarks.arena.tables import TABLES, facts_of, tables_folder
@@ -41,9 +41,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     run.add_argument("--splits", type=int, help="of every table; else 10 of small, 5 of large ones")
     run.add_argument("--methods", type=names, default=list(CHEAP), help=",".join(METHODS))
     run.add_argument("--label", help="of our version; the commit by default")
+    run.add_argument("--like", help="label whose problems are asked again, no others")
     run.add_argument("--package", type=Path, help="checkout that ours is taken from")
-    run.add_argument("--rows", type=int, help="training rows at most")
-    run.add_argument("--test-rows", type=int, default=4000, help="test rows at most")
+    run.add_argument("--rows", type=int, help="training rows at most; as the cells there are")
+    run.add_argument("--test-rows", type=int, help="test rows at most; as the cells there are")
     run.add_argument("--limit", type=float, help="seconds after which a cell is given up")
     run.add_argument("--jobs", type=int, default=1, help="processes, of one thread each")
     run.add_argument("--scheduler", help="address of a Dask scheduler")
@@ -85,7 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_command(options: argparse.Namespace) -> None:
     """Measure the cells that the options ask for."""
-    from benchmarks.arena.run import compute, one_thread_each, open_arena
+    from benchmarks.arena.run import compute, limits, one_thread_each, open_arena
 
     methods, package = list(options.methods), options.package and options.package.resolve()
     if any(method in OURS for method in methods):
@@ -94,22 +95,14 @@ def run_command(options: argparse.Namespace) -> None:
             label = options.label or code()[:7] + ("-dirty" if code().endswith("-dirty") else "")
         print(f"ours: {code()}, labelled {label}")
         methods = [f"{name}@{label}" if name in OURS else name for name in methods]
-    settings = Settings(
-        options.out.resolve(),
-        tables_folder(),
-        options.rows,
-        options.test_rows,
-        options.limit,
-        package,
-    )
+    folder = options.out.resolve()
+    rows, test_rows = limits(folder, options.rows, options.test_rows)
+    settings = Settings(folder, tables_folder(), rows, test_rows, options.limit, package)
     open_arena(settings)
-    cells = grid(
-        facts_of(options.tables),
-        options.noise,
-        options.splits,
-        methods,
-        max_rows=options.rows,
-    )
+    cells = grid(facts_of(options.tables), options.noise, options.splits, methods, max_rows=rows)
+    if options.like:
+        asked = problems_of(folder, options.like)
+        cells = [cell for cell in cells if cell[:3] in asked]
     compute(
         cells,
         settings,

@@ -143,6 +143,12 @@ def write_json(path: Path, value: Any) -> None:
     Path(handle.name).replace(path)
 
 
+def problems_of(folder: Path, label: str) -> set[tuple[str, str, int]]:
+    """Return the problems (table, noise, split) that a version of ours has answered."""
+    found = [cell for cell in read_all(folder) if cell["label"] == label and "error" not in cell]
+    return {(cell["table"], cell["noise"], cell["split"]) for cell in found}
+
+
 @lru_cache(maxsize=1)
 def _table(name: str, folder: Path) -> Table:
     return load(name, folder)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -29,6 +30,7 @@ from benchmarks.arena.cells import (
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 LOG_SECONDS = 20.0  # between two states of the bar in a log
+TEST_ROWS = 4000
 TRIES = 2  # of a cell in whose middle a process dies
 
 
@@ -49,6 +51,13 @@ def open_arena(settings: Settings) -> None:
                 f"{name} must be that of the cells in {settings.folder} ({found[name]}), "
                 f"got {name}={value}; choose another --out"
             )
+
+
+def limits(folder: Path, rows: int | None, test_rows: int | None) -> tuple[int | None, int]:
+    """Return the most rows to train and to test on: as given, as the cells there are, or 4 000."""
+    path = folder / "arena.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return rows or known.get("max_rows"), test_rows or known.get("max_test_rows", TEST_ROWS)
 
 
 def compute(

@@ -20,7 +20,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from benchmarks.arena import cells as cells_module
 from benchmarks.arena import knn, rivals, standings
 from benchmarks.arena.__main__ import main, parse
-from benchmarks.arena.cells import Cell, Settings, grid, read_all, run_cell
+from benchmarks.arena.cells import Cell, Settings, grid, path_of, read_all, run_cell, write_json
 from benchmarks.arena.problems import (
     FLOOR,
     best_temperature,
@@ -252,6 +252,24 @@ def test_an_arena_of_other_rows_is_refused(tables, tmp_path):
     open_arena(settings_of(tmp_path, tables))
     with pytest.raises(ValueError, match="max_rows must be that of the cells"):
         open_arena(Settings(tmp_path, tables, max_rows=9, max_test_rows=50))
+
+
+def test_a_new_version_is_asked_what_an_old_one_has_answered(tables, tmp_path, monkeypatch):
+    """Its rows are those of the cells there are; others are left alone."""
+    monkeypatch.setenv("ATTNKNN_DATA", str(tables.parent))
+    open_arena(Settings(tmp_path, tables, max_rows=40, max_test_rows=50))
+    for split, label in ((1, "before"), (0, "other")):
+        write_json(
+            path_of(tmp_path, Cell("zoo", "sym20", split, f"attnknn@{label}")),
+            made_up("zoo", "sym20", split, "attnknn", 0.5, label=label),
+        )
+    asked: list[tuple] = []
+    monkeypatch.setattr("benchmarks.arena.run.compute", lambda *given, **_: asked.append(given))
+    command = ["run", "--tables", "zoo,glass", "--methods", "attnknn", "--label", "now"]
+    main([*command, "--like", "before", "--out", str(tmp_path)])
+    ((cells, settings),) = asked
+    assert cells == [Cell("zoo", "sym20", 1, "attnknn@now")]
+    assert (settings.max_rows, settings.max_test_rows) == (40, 50)
 
 
 def test_wrong_options_are_refused_by_name(capsys):
