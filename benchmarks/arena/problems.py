@@ -183,6 +183,8 @@ def floored(probs: np.ndarray) -> np.ndarray:
 
 def measures(probs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Return accuracy, NLL, Brier (summed over classes) and ECE of 15 bins, after the floor."""
+    if not np.isfinite(probs).all():
+        raise ValueError("probs must be finite, got NaN or infinity")  # a hole, not a measure
     probs = floored(probs)
     of_label = probs[np.arange(len(labels)), labels]
     confidence, hit = probs.max(axis=1), probs.argmax(axis=1) == labels

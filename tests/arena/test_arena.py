@@ -151,6 +151,11 @@ def test_measures_by_hand():
     np.testing.assert_allclose(floored(np.array([[0.0, 2.0]])), [[FLOOR / 2, 1 - FLOOR / 2]])
 
 
+def test_probabilities_that_are_none_make_a_hole():
+    with pytest.raises(ValueError, match="probs must be finite"):
+        measures(np.array([[np.nan, 1.0]]), np.array([1]))
+
+
 def test_a_temperature_undoes_what_was_sharpened():
     rng = np.random.default_rng(0)
     honest = rng.dirichlet(np.ones(3), 4000)
@@ -331,7 +336,7 @@ def test_a_lost_worker_costs_a_cluster_nothing(tables, tmp_path):
 
     cells = grid(facts_of(DRAWN, tables), ["clean", "sym20"], 9, ["knn", "logistic"])
     settings = settings_of(tmp_path, tables)
-    with LocalCluster(2, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(2, threads_per_worker=1, dashboard_address=":0") as cluster:
         lost = next(iter(cluster.workers.values())).pid
 
         def kill_once(cell, stored):
