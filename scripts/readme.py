@@ -32,7 +32,7 @@ RUNS = {
 # What has no place in the tables.
 FURTHER = {
     "arena/report.md": "the classifier against its peers, clean and with wrong labels",
-    "arena-before/report.md": "the same before the method changed",
+    "arena-before/report.md": "the classifier against its peers, before the method changed",
     "estimator/speed.json": "its speed and memory",
     "exp5-fast/report.pdf": "the published experiment 5 on a small backbone",
     "cifar10-retrained/report.pdf": "CIFAR-10 trained on 40 % wrong labels",
