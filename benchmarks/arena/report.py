@@ -10,9 +10,11 @@ from attnknn.figures.style import use_style
 from attnknn.figures.tables import save_figure
 from attnknn.files import write_text
 from benchmarks.arena import figures
+from benchmarks.arena.cells import METHODS as CONTESTANTS
 from benchmarks.arena.problems import NOISE_NAMES
 from benchmarks.arena.standings import (
     METRICS,
+    NAMES,
     WORSE,
     WORSE_ROWS,
     Standing,
@@ -33,7 +35,7 @@ from benchmarks.arena.standings import (
     standing_table,
     standings,
 )
-from benchmarks.arena.tables import facts_of
+from benchmarks.arena.tables import TABLES, facts_of
 
 ANCHOR = "forest"  # has 1 000 points, as in TabArena
 TITLES = {"nll": "NLL", "brier": "Brier", "ece": "ECE", "accuracy": "accuracy"}
@@ -393,8 +395,10 @@ def second_parts(frame: pd.DataFrame, folder: Path) -> list[str]:
 
 
 def hole_parts(frame: pd.DataFrame, found: Mapping[str, Standing]) -> list[str]:
-    """Return what failed and who is not ranked."""
+    """Return what failed, who is not ranked, and what has not been measured at all."""
     everyone = frame["method"].unique()
+    measured = {name.partition("@")[0] for name in everyone} | set(frame["table"])
+    absent = [NAMES.get(name, name) for name in (*CONTESTANTS, *TABLES) if name not in measured]
     lines = [
         f"- {name_of(method, everyone)} on {table}, "
         f"{', '.join(NOISE_NAMES[noise] for noise in dict.fromkeys(here['noise']))}: "
@@ -407,6 +411,7 @@ def hole_parts(frame: pd.DataFrame, found: Mapping[str, Standing]) -> list[str]:
         for noise, each in found.items()
         for name, count in each.left_out.items()
     ]
+    lines += [f"- Not measured: {', '.join(absent)}."] if absent else []
     return ["## Left out", "\n".join(lines) or "Nothing."]
 
 
