@@ -86,7 +86,10 @@ def write_report(
     parts += duel_parts(found, headline, folder)
     parts += rating_parts(found, headline, folder)
     parts += where_parts(frame, facts, found, headline, folder)
-    parts += before_parts(frame, headline, others[-1], folder) if others else []
+    as_given = headline.replace("attnknn", "attnknn-as-given")
+    for file, other in {"before": (others or [None])[-1], "as_given": as_given}.items():
+        if (frame["method"] == other).any():
+            parts += before_parts(frame, headline, other, folder, file)
     parts += issue_parts(frame, folder)
     parts += second_parts(frame, folder)
     parts += hole_parts(frame, found)
@@ -309,10 +312,10 @@ def where_parts(
     return parts
 
 
-def before_parts(frame: pd.DataFrame, now: str, before: str, folder: Path) -> list[str]:
-    """Return ours against itself before: changes by noise, and the tables that lost."""
+def before_parts(frame: pd.DataFrame, now: str, before: str, folder: Path, file: str) -> list[str]:
+    """Return ours against another of ours: changes by noise, and the tables that lost."""
     table = against_before(frame, now, before)
-    write_csv(folder, "before", table)
+    write_csv(folder, file, table)
     if table.empty:
         return []
     means = table.groupby("noise", sort=False)[["nll", "ece", "accuracy"]].mean()
