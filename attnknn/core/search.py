@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from tqdm import tqdm
 
 from attnknn.checks import check_count, check_finite, check_range
 from attnknn.core.index import Index, build_index, cosines_of_ids
+from attnknn.progress import progress_bar
 
 ROW_BLOCK = 65_536  # rows that are in memory at once
 UNIT_TOLERANCE = 1e-3
@@ -166,7 +166,7 @@ class RowBank:
             raise ValueError(f"k must be at most the {available} memory rows{left}, got k={k}")
         starts = range(0, max(len(queries), 1), SEARCH_BLOCK)
         blocks = []
-        for start in tqdm(starts, desc="search", disable=len(starts) < MANY_BLOCKS, leave=False):
+        for start in progress_bar(starts, "search", disable=len(starts) < MANY_BLOCKS):
             part = slice(start, start + SEARCH_BLOCK)
             excluded = None if own is None else own[part]
             blocks.append(self._search_block(index or self.index, queries[part], k, excluded))

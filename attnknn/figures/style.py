@@ -88,6 +88,7 @@ VARIANT_STYLES = {
     "temperature": (" + temperature", None, (0, (4, 1.5)), False),
     "published": (" (published)", "x", (0, (1, 1)), True),
     "joint": (" (joint)", "h", (0, (5, 1, 1, 1)), False),
+    "frozen": (", frozen", "8", (0, (3, 1, 1, 1)), False),
     "transfer": (", transfer", "X", (0, (5, 1, 1, 1)), True),
     "tta": (" + TTA", "*", (0, (3, 1)), True),
     "k-ensemble": (" + k-ensemble", "p", (0, (1, 1)), True),

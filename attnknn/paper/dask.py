@@ -224,7 +224,8 @@ def run_plans(
             # The cluster ends first: nothing may write into a folder that is no longer held.
             with Conductor(scheduler, n_workers) as conductor:
                 conductor.run([(session, session.training) for session in sessions])
-                conductor.run([(session, session.rest) for session in sessions])
+                conductor.run([(session, session.studies) for session in sessions])
+                conductor.run([(session, session.judging) for session in sessions])
         results += [session.result for session in sessions]
     return results
 

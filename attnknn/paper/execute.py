@@ -21,6 +21,7 @@ from attnknn.embed.runs import RESULTS_VARIABLE, seed_folder
 from attnknn.files import locked_folder, write_text
 from attnknn.paper.folder import RunFolder, Task
 from attnknn.paper.plan import Plan
+from attnknn.progress import progress_bar
 
 # ---- What the user sees: a line for each notebook that ends, above one bar where a person watches
 
@@ -30,10 +31,8 @@ class Progress:
 
     def __init__(self):
         """Start a bar when stderr is a terminal."""
-        from tqdm import tqdm
-
         self._cells: dict[str, int] = {}
-        self._bar = tqdm(unit=" cells", disable=not sys.stderr.isatty(), leave=False)
+        self._bar = progress_bar(unit=" cells")
 
     def expect(self, tasks: Sequence[Task]) -> None:
         """Make the bar longer by the cells of some notebooks."""
@@ -303,14 +302,13 @@ class Session:
         """Return the trainings to execute."""
         return self._left_of(self.plan.tasks()[0])
 
-    def rest(self) -> list[Task]:
-        """Return the other notebooks to execute, as far as the training allows."""
-        rest = self.plan.tasks()[1]
-        if self.result.failures:
-            for task in (task for task in rest if task.notebook.reads_training):
-                self._skip(task)
-            rest = [task for task in rest if not task.notebook.reads_training]
-        return self._left_of(rest)
+    def studies(self) -> list[Task]:
+        """Return the studies to execute, as far as the training allows."""
+        return self._left_of(self._possible(self.plan.tasks()[1]))
+
+    def judging(self) -> list[Task]:
+        """Return what judges the tables of the studies; one that failed leaves claims open."""
+        return self._left_of(self._possible(self.plan.tasks()[2]))
 
     def record(self, outcome: Outcome, *, n_threads: int) -> None:
         """Put what a notebook left in its place, and note it in the report.
@@ -359,6 +357,13 @@ class Session:
             "config": config,
         }
         self.run.save()
+
+    def _possible(self, tasks: Sequence[Task]) -> list[Task]:
+        if not any(failure.task.notebook.is_training for failure in self.result.failures):
+            return list(tasks)
+        for task in (task for task in tasks if task.notebook.reads_training):
+            self._skip(task)
+        return [task for task in tasks if not task.notebook.reads_training]
 
     def _left_of(self, tasks: Sequence[Task]) -> list[Task]:
         todo = []
@@ -476,7 +481,8 @@ def run_pipeline(
         # Threads follow from the request alone, never from what is left of it: a resumed run
         # must end with the same digits as an unbroken one.
         n_trainers = min(n_jobs, len(plan.tasks()[0]) or 1)
-        for stage, jobs in ((session.training, n_trainers), (session.rest, n_jobs)):
+        stages = session.training, session.studies, session.judging
+        for stage, jobs in zip(stages, (n_trainers, n_jobs, n_jobs), strict=True):
             n_threads = threads_each(jobs)
             Workers(plan.folder.parent, session.run.work, session.progress).run(
                 stage(),

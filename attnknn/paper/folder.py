@@ -1,5 +1,6 @@
 """What a run folder already holds: ``report.json``, and which notebooks of it are still good."""
 
+import json
 import re
 import shutil
 from collections.abc import Iterable, Sequence
@@ -174,6 +175,9 @@ class RunFolder:
         inputs += [own_files_stamp(x) for x in others if x is not None and Path(x).is_absolute()]
         if task.notebook.reads_training:
             inputs += [sha256_file(seed_folder(self.path, s) / REPORT_NAME) for s in task.seeds]
+        if task.notebook.is_judging:  # by the tables of all other notebooks that are there
+            others = (e for name, e in self.entries.items() if name != task.name)
+            inputs += sorted(json.dumps(e["sums"], sort_keys=True) for e in others if "sums" in e)
         is_afmp = any(name.startswith("afmp") for name in task.notebook.defaults)
         cells = [task.notebook.digest, AFMP_VERSION if is_afmp else None]
         return validity_key([cells, parameters], version=METHOD_VERSION, data=inputs)

@@ -27,7 +27,7 @@ from attnknn.config import (
 from attnknn.data.download import SOURCES
 
 _NAME = re.compile(r"\d\d_\w+")
-TRAINING_NUMBER = "01"
+TRAINING_NUMBER, JUDGING_NUMBER = "01", "10"
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Notebook:
     def is_training(self) -> bool:
         """Whether this notebook trains the run that the others read."""
         return self.number == TRAINING_NUMBER
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether this notebook reads the tables that all others save."""
+        return self.number == JUDGING_NUMBER
 
     @property
     def reads_training(self) -> bool:

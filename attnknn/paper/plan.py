@@ -75,13 +75,14 @@ class Plan:
         words += ["--seeds", ",".join(map(str, self.seeds)), "--name", self.folder.name]
         return shlex.join(words)
 
-    def tasks(self) -> tuple[list[Task], list[Task]]:
-        """Return the training, one task a seed, and all the rest."""
+    def tasks(self) -> tuple[list[Task], list[Task], list[Task]]:
+        """Return the training, one task a seed, the studies, and what judges their tables."""
         training = [
             self._task(b, (s,)) for b in self.notebooks if b.is_training for s in self.seeds
         ]
-        rest = [self._task(b, tuple(self.seeds)) for b in self.notebooks if not b.is_training]
-        return training, rest
+        others = [self._task(b, tuple(self.seeds)) for b in self.notebooks if not b.is_training]
+        studies = [task for task in others if not task.notebook.is_judging]
+        return training, studies, [task for task in others if task.notebook.is_judging]
 
     def refuse_foreign(self) -> None:
         """Raise when the folder holds something in the way that no run made."""

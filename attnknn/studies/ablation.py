@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from attnknn.config import AttentionConfig
 from attnknn.core.vote import predict
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_methods, with_verdicts
 from attnknn.evaluate.measure import METRIC_NAMES
+from attnknn.progress import progress_bar
 from attnknn.studies.common import (
     Neighbourhoods,
     Recipe,
@@ -238,12 +238,8 @@ def ablate(
     if found is None:
         found = [search_run(run, k_eval) for run in runs]
     jobs = [(run, each.nearest(k_eval)) for run, each in zip(runs, found, strict=True)]
-    bar = tqdm(
-        total=len(jobs) * repeats * len(fitted),
-        desc="ablations",
-        disable=not progress,
-        leave=False,
-    )
+    steps = len(jobs) * repeats * len(fitted)
+    bar = progress_bar(title="ablations", total=steps, disable=not progress)
     probs: dict[str, list[np.ndarray]] = {name: [] for name in fitted}
     rows = []
     for run, here in jobs:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import pandas as pd
-from tqdm import tqdm
 
 from attnknn.core.vote import Distance, Uniform, predict
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_methods
 from attnknn.evaluate.measure import METRIC_NAMES, negative_log_likelihood
 from attnknn.evaluate.tune import DISTANCE_TEMPERATURES
+from attnknn.progress import progress_bar
 from attnknn.studies.common import (
     Entry,
     Neighbourhoods,
@@ -62,7 +62,7 @@ def k_sweep(
     for run in runs:
         possible = [k for k in ks if k <= len(run.bank)]
         found = search_run(run, max(possible))
-        for k in tqdm(possible, desc="k", disable=not progress, leave=False):
+        for k in progress_bar(possible, "k", disable=not progress):
             judged, test = predictions_at(run, found.nearest(k))
             entries.append(Entry(run, Level(k), test))
             named = {"dataset": run.config.data.dataset, "seed": run.config.seed, "k": k}

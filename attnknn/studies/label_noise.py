@@ -23,7 +23,6 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 from scipy import stats
 from sklearn.metrics import roc_auc_score
-from tqdm import tqdm
 
 from attnknn.core.bank import MemoryBank
 from attnknn.core.noise import label_transition
@@ -32,6 +31,7 @@ from attnknn.data.change import flip_labels
 from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import standing
 from attnknn.evaluate.measure import METRIC_NAMES
+from attnknn.progress import progress_bar
 from attnknn.studies.common import (
     TUNED_DEPTH,
     Entry,
@@ -97,7 +97,7 @@ def memory_noise(
         for run in runs:
             found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
             once = fitted_once(run, found, k_eval)
-            for level in tqdm(levels, desc="noise levels", disable=not progress, leave=False):
+            for level in progress_bar(levels, "noise levels", disable=not progress):
                 bank = noisy_bank(run, level)
                 probs = noise_predictions(run, bank, found, level, once=once, **ks)
                 # The memory is the same for all held-out labels: its flips are looked for once.
@@ -192,7 +192,7 @@ def retrained_noise(
     ks = {"k_eval": k_eval, "k_baseline": k_baseline}
 
     def entries() -> Iterator[Entry]:
-        for run in tqdm(variants, desc="retrained", disable=not progress, leave=False):
+        for run in progress_bar(variants, "retrained", disable=not progress):
             found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
             own, data = attention_at(run, found, k_eval), run.config.data
             for labels in held_out:

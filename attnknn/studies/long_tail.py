@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
-from tqdm import tqdm
 
 from attnknn.core.bank import MemoryBank
 from attnknn.core.vote import Attention, predict
@@ -30,6 +29,7 @@ from attnknn.embed.run import TrainedRun
 from attnknn.evaluate.compare import compare_methods, standing
 from attnknn.evaluate.measure import METRIC_NAMES
 from attnknn.evaluate.tune import BASELINES, IMBALANCE_BASELINES
+from attnknn.progress import progress_bar
 from attnknn.studies.common import (
     TUNED_DEPTH,
     Entry,
@@ -143,7 +143,7 @@ def memory_tail(
     def entries() -> Iterator[Entry]:
         for run in runs:
             frozen = attention_at(run, search_run(run, k_eval), k_eval)
-            for ratio in tqdm(possible, desc="long tails", disable=not progress, leave=False):
+            for ratio in progress_bar(possible, "long tails", disable=not progress):
                 for level, probs in level_predictions(run, frozen, ratio, held_out, **ks).items():
                     yield Entry(run, level, probs)
 
@@ -235,7 +235,7 @@ def retrained_tail(
     ks = {"k_eval": k_eval, "k_baseline": k_baseline}
 
     def entries() -> Iterator[Entry]:
-        for run in tqdm(variants, desc="retrained", disable=not progress, leave=False):
+        for run in progress_bar(variants, "retrained", disable=not progress):
             found = search_run(run, max(k_eval, k_baseline, TUNED_DEPTH))
             for name in held_out:
                 level = TailLevel(run.config.data.train_tail, name)

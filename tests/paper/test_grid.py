@@ -42,7 +42,7 @@ def test_a_grid_is_the_product_of_its_lists(project):
     last = grid.plans[-1]
     assert last.assignment.values == {"epochs": 2, "k_eval": 7, "lr": 0.5}
     assert last.seeds == [0, 2] and grid.point(last) == {"lr": 0.5, "k_eval": 7}
-    _, (first, _) = last.tasks()
+    _, (first, _), _ = last.tasks()
     assert first.parameters == {"run_dir": "k_eval=7,lr=0.5", "seeds": [0, 2], "k_eval": 7}
     assert not (project / "results").exists()
 

@@ -137,7 +137,7 @@ def test_what_the_training_notebook_declares_is_given_to_it_by_name(project):
 
 
 def test_training_files_are_told_apart_by_seed(project):
-    (first, _), _ = make_plan(notebooks=["01"], seeds=[1, 12]).tasks()
+    (first, _), *_ = make_plan(notebooks=["01"], seeds=[1, 12]).tasks()
     run = RunFolder(project / "results/quick")
     for name in ("facts_seed1.csv", "facts_seed12.csv", ".facts_seed1.csv.x.part"):
         write_json(run.path / "01_training" / name, {})
@@ -248,7 +248,7 @@ def test_profiles_may_name_seeds_and_lie_elsewhere(project, tmp_path):
     (tmp_path / "mine.yaml").write_text("seeds: [5, 3]\nk_eval: 11\n")
     plan = make_plan(str(tmp_path / "mine.yaml"))
     assert (plan.folder.name, plan.seeds) == ("mine", [3, 5])
-    training, rest = plan.tasks()
+    training, rest, _ = plan.tasks()
     assert [task.copy for task in training] == ["01_training.seed3", "01_training.seed5"]
     assert training[0].parameters == {"run_dir": "mine", "seed": 3, "settings": {}}
     expected = {"k_eval": 11, "run_dir": "mine", "seeds": [3, 5]}
@@ -282,18 +282,33 @@ def test_long_run_names_are_cut_and_stay_different():
     assert len(names) == 2 and all(len(name) == 80 for name in names)
 
 
+def test_claims_are_judged_last_and_anew_when_a_study_is(project):
+    write_notebook(project / "notebooks/10_claims.ipynb", study_cells("10_claims"))
+    _, (study, _), (judging,) = make_plan().tasks()
+    assert judging.name == "10_claims"
+    run = RunFolder(project / "results/quick")
+    write_json(run.path / "seed0/report.json", {})
+    for task in (study, judging):
+        write_json(run.copy_of(task), {})
+        run.entries[task.name] = {"status": "complete", **run.facts(task)}
+    assert run.is_complete(judging)
+    write_json(run.path / study.name / "table.json", {})
+    run.entries[study.name] |= run.facts(study)
+    assert run.is_complete(study) and not run.is_complete(judging)
+
+
 def test_threads_are_shared_out():
     assert threads_each(1) >= threads_each(2) >= threads_each(10_000) == 1
 
 
 def test_more_seeds_extend_a_run(project):
-    (alone,), _ = make_plan(notebooks=["01"]).tasks()
+    (alone,), *_ = make_plan(notebooks=["01"]).tasks()
     run = RunFolder(project / "results/quick")
     write_json(run.path / "seed0/report.json", {})
     write_json(run.copy_of(alone), {})
     assert alone.copy == "01_training"
     run.entries[alone.name] = {"status": "complete", **run.facts(alone)}
-    (first, second), _ = make_plan(notebooks=["01"], seeds=[0, 1]).tasks()
+    (first, second), *_ = make_plan(notebooks=["01"], seeds=[0, 1]).tasks()
     run.report["seeds"] = [0]
     run.refuse_other_parameters({}, [0, 1])
     assert run.is_complete(first) and not run.is_complete(second)
