@@ -169,7 +169,7 @@ def test_a_misspelt_parameter_is_refused_with_the_nearest_name(project):
         ("ks", 3, "a list"),
         ("ks", [1, "3"], "a list"),
         ("ks", [3, 3], "hold different values"),
-        ("coverage", 1.5, "above 0 and at most"),
+        ("coverage", 1.5, "at most 0.999"),
         ("noise", -0.1, "at least 0"),
         ("data", "digts", "one of .*did you mean 'digits'"),
         ("afmp_dataset", "cifr10", "one of .*did you mean 'cifar10'"),
