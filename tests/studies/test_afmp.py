@@ -110,8 +110,7 @@ def test_the_device_is_passed_on(tmp_path, monkeypatch, has_cuda, asked, expecte
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_the_study_from_end_to_end(tmp_path, workers):
+def test_the_study_from_end_to_end(tmp_path):
     settings = afmp.ablation_settings(
         AFMPConfig(layers=2, width=16, patch=4), keep_shares=[1.0], sparse_weights=[1e-3]
     )
@@ -122,7 +121,7 @@ def test_the_study_from_end_to_end(tmp_path, workers):
         recipe=Recipe(epochs=1, batch_size=64),
         seeds=[0, 1],
         max_rows=200,
-        workers=workers,
+        workers=2,  # one is what all other tests have
     )
     assert ablation.reference == "keep 0.3"
     assert set(ablation.table()["method"]) == {setting.name for setting in settings}
