@@ -3,7 +3,6 @@
 import re
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
+from attnknn.core import refine
 from attnknn.estimator import fitting
 
 # Words that an error must hold: the argument it is about. What numpy says of itself has none.
@@ -52,7 +51,7 @@ def refusing():
 def few_epochs():
     """Errors do not depend on how long the attention is fitted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=1))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 

@@ -1,20 +1,17 @@
 """scikit-learn's own checks of an estimator, all of them."""
 
-from functools import partial
-
 import pytest
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
-from attnknn.estimator import fitting
+from attnknn.core import refine
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_epochs():
     """The checks are about the interface; the one that asks for accuracy is easily met."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=2))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 

@@ -1,7 +1,5 @@
 """The classifier inside other people's tools, with the real libraries."""
 
-from functools import partial
-
 import joblib
 import numpy as np
 import pandas as pd
@@ -20,15 +18,14 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
-from attnknn.estimator import fitting
+from attnknn.core import refine
 
 
 @pytest.fixture(autouse=True, scope="module")
 def few_epochs():
     """What is tested is that the parts fit together."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=3))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 

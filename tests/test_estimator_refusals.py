@@ -1,13 +1,11 @@
 """Refusals: an error names what is wrong, and a classifier that refused is as it was."""
 
-from functools import partial
-
 import numpy as np
 import pandas as pd
 import pytest
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
+from attnknn.core import refine
 from attnknn.estimator import fitting
 
 LABELS = np.array(["a", "b"])[np.arange(12) % 2]
@@ -18,7 +16,7 @@ ROWS = np.arange(24.0).reshape(12, 2) + 50 * (LABELS == "b")[:, None]
 def few_epochs():
     """What is refused does not depend on how long the attention is fitted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=1))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 

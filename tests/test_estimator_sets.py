@@ -1,14 +1,11 @@
 """Sets that cover, and answers that are withheld, with right and with wrong training labels."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 from sklearn.datasets import make_blobs
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
-from attnknn.estimator import fitting
+from attnknn.core import refine
 from attnknn.evaluate.abstain import rejection_threshold
 
 SEEDS = range(5)
@@ -18,7 +15,7 @@ SEEDS = range(5)
 def few_epochs():
     """How long the attention is fitted must not matter to what is promised here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=3))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 

@@ -1,7 +1,6 @@
 """Tables of any dtype: what holds numbers is read as numbers, and what holds times is refused."""
 
 from decimal import Decimal
-from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -11,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from attnknn import AttnKNNClassifier
-from attnknn.config import FittingConfig
+from attnknn.core import refine
 from attnknn.estimator import fitting
 
 LABELS = np.arange(40) % 2
@@ -24,7 +23,7 @@ COLOURS = np.where(np.arange(40) % 3, "red", "blue")
 def few_epochs():
     """How columns are read does not depend on how long the attention is fitted."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=1))
+        patch.setitem(refine.REFINE, "auto", (0, 2))
         yield
 
 
@@ -133,17 +132,17 @@ def test_a_file_of_the_first_format_still_knows_what_is_missing(tmp_path):
     )
 
 
-@pytest.mark.parametrize(("column", "n_trials"), [("category", 2), ("number", 3)])
+@pytest.mark.parametrize(("column", "n_trials"), [("category", 4), ("number", 6)])
 def test_a_network_is_tried_only_where_a_column_holds_numbers(monkeypatch, column, n_trials):
     """Its periodic features read numbers; a large table of categories alone has none."""
     monkeypatch.setattr(fitting, "NETWORK_ROWS", 40)
-    trials, judged = [], fitting._with_best_stretch
+    trials, judged = [], fitting._judged
 
     def watched(trial, *rest):
         trials.append(trial.name)
         return judged(trial, *rest)
 
-    monkeypatch.setattr(fitting, "_with_best_stretch", watched)
+    monkeypatch.setattr(fitting, "_judged", watched)
     names = np.arange(40) if column == "number" else [f"row {place}" for place in range(40)]
     table = pd.DataFrame({"colour": COLOURS, "name": names})
     model = AttnKNNClassifier(random_state=0, training={"epochs": 1}).fit(table, LABELS)

@@ -556,7 +556,7 @@ def vote(weights: Float[Tensor, "B K"], neighbours: Neighbours) -> Float[Tensor,
 
 @torch.no_grad()  # not inference_mode: what a memory's view keeps from here serves training too
 def attention_probs(
-    attention: NeighbourAttention, neighbours: Neighbours
+    attention: nn.Module, neighbours: Neighbours
 ) -> tuple[Float[Tensor, "B C"], Float[Tensor, "B K"]]:
     """Return class probabilities and weights of all queries, block by block."""
     blocks = [(a.log_probs.exp(), a.weights) for _, a in _blocks(attention, neighbours)]
@@ -594,9 +594,7 @@ def label_contributions(
     return Contributions(votes, weights.new_zeros(len(weights)))
 
 
-def _blocks(
-    attention: NeighbourAttention, neighbours: Neighbours
-) -> Iterator[tuple[Neighbours, Attended]]:
+def _blocks(attention: nn.Module, neighbours: Neighbours) -> Iterator[tuple[Neighbours, Attended]]:
     """Yield some queries at a time, and what the attention makes of them."""
     was_training = attention.training
     attention.eval()

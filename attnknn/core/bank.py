@@ -175,7 +175,11 @@ class MemoryBank:
                     f"got {len(exclude_ids)}"
                 )
             own = _checked_ids("exclude_ids", exclude_ids, content)
-        scores, ids = content.bank.nearest_rows(checked, k, own)
+        left_out = own
+        if own is not None and content.weights is not None:
+            # A row that stands for several copies leaves out one: the others stay neighbours.
+            left_out = torch.where(content.weights[own] > 1, -1, own)
+        scores, ids = content.bank.nearest_rows(checked, k, left_out)
         return Neighbours(checked, scores, ids, content.view, None if own is None else own[:, None])
 
     def nearest_rows(

@@ -13,10 +13,30 @@ from torch import Tensor
 from torch.nn import functional
 
 from attnknn.checks import check_count
+from attnknn.core.facts import Facts, facts_of
 
 TINY_WEIGHT = 1e-6  # below any sum of row weights: no neighbour is left to ask
 ROW_BLOCK = 65_536  # rows that are weighed at once
 TRUSTED = 0.5  # rows whose neighbours mostly disagree do not shape their class's prototype
+
+
+def nearest_copies(
+    left: Float[Tensor, "*S"], weights: Float[Tensor, "*S T"], limit: int
+) -> tuple[Float[Tensor, "*S"], Float[Tensor, "*S T"]]:
+    """Return how many of the ``limit`` nearest copies a row has itself, and each neighbour.
+
+    A row of weight w stands for w rows that are alike. Of few kinds of rows the nearest 20 kinds
+    would be all there are; the nearest 20 copies are mostly of one kind, and say how its labels
+    spread.
+
+    Args:
+        left: Copies of the row itself, without the one that is judged.
+        weights: Of its neighbours, nearest first.
+        limit: Copies that judge.
+    """
+    own = left.clamp(max=limit)
+    before = weights.cumsum(dim=-1) - weights + own[..., None]
+    return own, torch.minimum((limit - before).clamp(min=0), weights)
 
 
 class LabelView:
@@ -54,11 +74,18 @@ class LabelView:
     @cached_property
     def histograms(self) -> Float[Tensor, "N C"]:
         """Label shares among each row's own neighbours."""
-        neighbour_labels = self.labels[self.own_neighbours]  # (N, T)
+        around = self.own_neighbours
+        if self.weights is None:
+            left, counted = self.rows.new_zeros(len(self.rows)), self.weights_of(around)
+        else:
+            left = (self.weights - 1).clamp(min=0)  # a row's own copies, itself left out
+            left, counted = nearest_copies(left, self.weights[around], around.shape[1])
         # Counted first, divided after: ten times 1/20 is not quite one half.
-        counted = self.weights_of(self.own_neighbours)
         counts = self.rows.new_zeros(len(self.rows), self.n_classes)
-        return counts.scatter_add_(1, neighbour_labels, counted) / counted.sum(dim=1, keepdim=True)
+        counts.scatter_add_(1, self.labels[around], counted)
+        counts.scatter_add_(1, self.labels[:, None], left[:, None])
+        total = counts.sum(dim=1, keepdim=True)
+        return counts / total.clamp(min=TINY_WEIGHT)
 
     def weights_of(self, ids: Int[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Return how much each of the given rows counts; 1 where all count alike."""
@@ -104,6 +131,11 @@ class LabelView:
         """Whether the bank has a row of each class."""
         return self.labels.bincount(minlength=self.n_classes) > 0
 
+    @cached_property
+    def facts(self) -> Facts:
+        """What the memory is like under these labels."""
+        return facts_of(self)
+
     def prototype_posterior(
         self,
         queries: Float[Tensor, "B D"],
@@ -139,7 +171,10 @@ class LabelView:
         if own_ids is None:
             return cosines
         own_labels = self.labels[own_ids]  # (B, M)
-        shares = self.prototype_weights[own_ids][..., None] * self.rows[own_ids]  # (B, M, D)
+        shaping = self.prototype_weights[own_ids]  # (B, M)
+        if self.weights is not None:  # one copy of it is the query
+            shaping = shaping / self.weights[own_ids].clamp(min=1)
+        shares = shaping[..., None] * self.rows[own_ids]  # (B, M, D)
         for labels in own_labels.T:
             same = (own_labels == labels[:, None])[..., None]
             left = self._prototype_sums[labels] - (same * shares).sum(dim=1)  # (B, D)
@@ -213,7 +248,12 @@ class Neighbours:
     @cached_property
     def row_weights(self) -> Float[Tensor, "B K"]:
         """How much each neighbour counts before anything is learned; 1 unless rows are weighted."""
-        return self.view.weights_of(self.ids)
+        weights = self.view.weights_of(self.ids)
+        if self.own_ids is None or self.view.weights is None:
+            return weights
+        # NOTE: leakage guard. Of a query's own copies one is left out: the query itself.
+        is_own = (self.ids[..., None] == self.own_ids[:, None]).any(dim=-1)
+        return (weights - is_own.float()).clamp(min=TINY_WEIGHT)
 
     @_per_query
     def trust(self) -> Float[Tensor, "B K"]:
@@ -230,12 +270,17 @@ class Neighbours:
         # NOTE: leakage guard. A query that stands near its neighbours is counted in their
         # histograms, and with it the very label that is to be predicted: it is taken out.
         around = self.view.own_neighbours[self.ids]  # (B, K, T)
-        counted = (around[..., None] != self.own_ids[:, None, None]).all(dim=-1).float()
-        if self.view.weights is not None:
-            counted = counted * self.view.weights[around]
+        is_own = (around[..., None] == self.own_ids[:, None, None]).any(dim=-1).float()
+        if self.view.weights is None:
+            left, counted = self.scores.new_zeros(self.ids.shape), 1 - is_own
+        else:
+            known = (self.view.weights[around] - is_own).clamp(min=0)
+            left = (self.row_weights - 1).clamp(min=0)
+            left, counted = nearest_copies(left, known, around.shape[2])
         counts = self.scores.new_zeros(*self.ids.shape, self.n_classes)
         counts = counts.scatter_add(2, self.view.labels[around], counted)
-        return counts / counted.sum(dim=2, keepdim=True).clamp(min=TINY_WEIGHT)
+        counts = counts.scatter_add(2, self.labels[..., None], left[..., None])
+        return counts / counts.sum(dim=2, keepdim=True).clamp(min=TINY_WEIGHT)
 
     def prototype_posterior(
         self,

@@ -3,6 +3,8 @@
 Axes: B queries, C classes, N memory rows.
 """
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import torch
 from jaxtyping import Float, Int
@@ -12,13 +14,119 @@ from attnknn.core.bank import MemoryBank
 from attnknn.core.calibrate import is_readable, transition_matrix
 from attnknn.core.neighbours import LabelView, Neighbours
 
+TEMPERATURES = (1.0,)  # the prior's confidence is taken at its word
+MOST_WRONG, N_SHARES = 0.9, 73  # of chance; shares that are tried
+SURE = 1.0  # standard errors by which wrong labels must explain better than ambiguity
+BY_CLASS = 1.0  # standard errors by which rates of each class must explain better than one rate
+PSEUDO_ROWS, ROUNDS = 10, 25  # rows that the symmetric matrix counts for, class by class
+HALF_WIDTH = 1.92  # of the 95 % interval, in units of the log-likelihood
+# A query meets one draw of wrong labels an epoch, so more draws than epochs would hardly be met.
+POOL, SMALLEST_POOL, POOL_CELLS = 48, 8, 50_000_000
+
+
+@dataclass(frozen=True)
+class WrongLabels:
+    """How many labels are wrong, and which become which.
+
+    Attributes:
+        share: Of all labels; 0 where wrong ones are not shown.
+        interval: Shares whose likelihood is within reach of the best.
+        transition: T[i, j], the chance that class i is labelled j; None where no label is wrong.
+    """
+
+    share: float
+    interval: tuple[float, float]
+    transition: Float[np.ndarray, "C C"] | None
+
+    def renamed(self, codes: Int[np.ndarray, " C"], n_classes: int) -> "WrongLabels":
+        """Return the same where class c is ``codes[c]`` out of more, whose labels are right."""
+        if self.transition is None:
+            return self
+        matrix = np.eye(n_classes)
+        matrix[np.ix_(codes, codes)] = self.transition
+        return replace(self, transition=matrix)
+
+
+NO_WRONG_LABELS = WrongLabels(0.0, (0.0, 0.0), None)
+
+
+def known_wrong_labels(share: float, n_classes: int) -> WrongLabels:
+    """Return a share of wrong labels that is known, each in favour of any other class alike."""
+    if share == 0:
+        return NO_WRONG_LABELS
+    return WrongLabels(share, (share, share), transition_matrix(share, n_classes))
+
+
+def find_wrong_labels(
+    log_probs: Float[np.ndarray, "B C"],
+    labels: Int[np.ndarray, " B"],
+    weights: Float[np.ndarray, " B"] | None = None,
+) -> WrongLabels:
+    """Return how many labels are wrong, by the likelihood of the labels under the prior.
+
+    The prior predicts right labels, whatever labels the memory has. So the labels as given have
+    the probability
+
+        P(y) = sum over classes c of p[c] T[c, y],   T = 1 - e on the diagonal, else e / (C - 1)
+
+    and the share e of wrong ones is where the product is largest. It is used only where it explains
+    the labels better than e = 0 by more than a standard error; and rates of each class, found by
+    expectation maximisation, only where they explain them better than one rate does.
+
+    Args:
+        log_probs: What the prior says of rows whose own label took no part in it.
+        labels: Their labels as given.
+        weights: How much each row counts; None counts all alike.
+    """
+    n_rows, n_classes = log_probs.shape
+    counted = np.ones(n_rows) if weights is None else weights / weights.mean()
+    own = np.exp(log_probs[np.arange(n_rows), labels])
+    shares = np.linspace(0, MOST_WRONG * (1 - 1 / n_classes), N_SHARES)
+    wrong = shares[:, None] / (n_classes - 1)
+    logs = np.log(own * (1 - shares[:, None]) + (1 - own) * wrong)  # (S, B)
+    totals = logs @ counted
+    best = int(totals.argmax())
+    within = shares[totals > totals[best] - HALF_WIDTH]
+    interval = (float(within.min()), float(within.max()))
+    if best == 0 or _errors((logs[best] - logs[0]) * counted) < SURE:
+        return WrongLabels(0.0, (0.0, interval[1]), None)
+    matrix, share = transition_matrix(float(shares[best]), n_classes), float(shares[best])
+    probs = np.exp(log_probs)
+    by_class = _by_class(probs, labels, counted, matrix)
+    gain = (np.log((probs * by_class.T[labels]).sum(axis=1)) - logs[best]) * counted
+    # Each of C (C - 1) rates is free where one was: what chance alone would gain is taken off.
+    shown = gain.sum() > n_classes * (n_classes - 1) / 2 and _errors(gain) > BY_CLASS
+    if n_classes > 1 and shown and is_readable(by_class):
+        matrix = by_class
+        classes = counted @ probs
+        share = float(classes @ (1 - matrix.diagonal()) / classes.sum())
+    return WrongLabels(share, interval, matrix)
+
+
+def _errors(gains: Float[np.ndarray, " B"]) -> float:
+    """Return the mean of gains in standard errors."""
+    return float(gains.mean() / max(gains.std() / len(gains) ** 0.5, 1e-12))
+
+
+def _by_class(probs, labels, counted, start) -> Float[np.ndarray, "C C"]:
+    """Return the most likely transition matrix near to a symmetric one."""
+    matrix = start
+    for _ in range(ROUNDS):
+        told = probs * matrix.T[labels]
+        told *= (counted / told.sum(axis=1))[:, None]
+        counts = PSEUDO_ROWS * start
+        np.add.at(counts.T, labels, told)
+        matrix = counts / counts.sum(axis=1, keepdims=True)
+    return matrix
+
+
+# ---- Wrong labels of held-out queries, for attentions that are fitted from nothing.
+
 # The clearest queries, whose labels would hardly ever differ from the guess if they were right.
 CLEAR_SHARE, CLEAR_ROWS = 0.2, 30
 AMBIGUOUS = 0.05  # fewer wrong labels than this may as well be ambiguity: nothing is corrected
 PRIOR_ROWS = 10  # labels that the symmetric matrix counts for, class by class
 AREA_BLOCK = 2048  # queries whose (block, K, C) histograms are held at once
-# A query meets one draw of wrong labels an epoch, so more draws than epochs would hardly be met.
-POOL, SMALLEST_POOL, POOL_CELLS = 48, 8, 50_000_000
 
 
 def label_transition(

@@ -32,6 +32,7 @@ from attnknn.core.attention import (
 )
 from attnknn.core.calibrate import Calibration, apply_calibration, with_floor
 from attnknn.core.neighbours import Neighbours
+from attnknn.core.prior import PriorAttention
 
 K_ENSEMBLE = (5, 10, 20)
 ADAPTIVE_SHARES = (0.3, 0.6, 1.0)  # of k_max, for clear, middling and unclear neighbourhoods
@@ -149,7 +150,7 @@ class Attention:
 
     full_support: ClassVar[bool] = True
     k: int
-    module: NeighbourAttention
+    module: NeighbourAttention | PriorAttention
 
     def weights(self, neighbours: Neighbours) -> Float[Tensor, "B K"]:
         """Return the weight of each of the k neighbours."""
@@ -387,7 +388,10 @@ def contributions(
 
 @contributions.register
 def _(method: Attention, neighbours: Neighbours, classes: Tensor) -> Contributions:
-    return attention_contributions(method.module, neighbours.nearest(method.k), classes)
+    nearest = neighbours.nearest(method.k)
+    if isinstance(method.module, PriorAttention):
+        return method.module.contributions(nearest, classes)
+    return attention_contributions(method.module, nearest, classes)
 
 
 @contributions.register

@@ -16,27 +16,24 @@ from sklearn.utils.validation import check_is_fitted
 from tqdm import tqdm
 
 from attnknn.checks import check_one_of
-from attnknn.core.calibrate import apply_calibration
 from attnknn.core.kernels import faiss
 from attnknn.core.neighbours import Neighbours
 from attnknn.core.vote import at_k, normalised
+from attnknn.estimator.embedding import Embedding, embedded_by, takes_images
 from attnknn.estimator.fitting import (
     NARROW,
     NEW_CLASSES,
     Data,
-    Embedding,
     Fitted,
     check_jobs,
     check_noise,
-    embedded_by,
     fit_all,
     plan_for,
-    stretch_scores,
-    takes_images,
 )
 from attnknn.estimator.inputs import (
     GONE,
     Ledger,
+    are_kinds,
     check_classes,
     check_rows,
     check_weights,
@@ -51,6 +48,7 @@ NEARLY_ONE = 1 - 1e-5  # cosine of a row with its copy, rounding allowed for
 # Queries at a time, and class shares of their neighbours at most: both bound the memory of a
 # prediction. Fewer queries would leave the search's matrix products too small to be fast.
 QUERY_BLOCK, SHARE_CELLS = 768, 1_000_000
+FEW_ROWS = 5000  # up to here a second thread burns time and gains none
 ONE_FAISS_THREAD = sys.platform == "darwin"  # a second pool may crash: see index.load
 
 
@@ -79,7 +77,7 @@ class Machinery(BaseEstimator):
         _check_enough(self.classes_, codes[weights > 0])
         check_noise(self.label_noise, len(self.classes_))
         inputs, labels, entries = self._distinct(rows, codes, weights)
-        self._ledger = Ledger(entries, weights)
+        self._ledger = Ledger(entries, weights, are_kinds(inputs, entries, weights))
         data = Data(
             inputs=inputs,
             labels=labels,
@@ -98,11 +96,14 @@ class Machinery(BaseEstimator):
         place = np.argsort(fitted.order)  # memory row of each distinct row
         entries = self._ledger.entries
         moved = np.where(entries == GONE, GONE, place[entries])
-        self._ledger = Ledger(moved, self._ledger.weights)
+        self._ledger = replace(self._ledger, entries=moved)
         self.memory_ = fitted.bank
         self.embedder_ = fitted.name
-        self.n_neighbors_ = fitted.learned.method.k
-        self.label_noise_ = fitted.learned.label_error
+        self.n_neighbors_ = fitted.learned.k
+        wrong = fitted.learned.wrong
+        self.label_noise_, self.label_noise_interval_ = wrong.share, wrong.interval
+        n_classes = len(self.classes_)
+        self.transition_ = np.eye(n_classes) if wrong.transition is None else wrong.transition
 
     def _checked(self, X: Any, *, reset: bool = False) -> Any:
         """Return checked rows; an embedder of the user's own gets them as they are."""
@@ -187,9 +188,10 @@ class Machinery(BaseEstimator):
         learned = self._fitted.learned
         probs = np.zeros((len(learned.probs), len(self.classes_)))
         probs[:, codes] = learned.probs
+        wrong = learned.wrong.renamed(codes, len(self.classes_))
         self._fitted = replace(
             self._fitted,
-            learned=replace(learned, probs=probs),
+            learned=replace(learned, probs=probs, wrong=wrong),
             held_out_labels=codes[self._fitted.held_out_labels],
         )
 
@@ -244,8 +246,7 @@ class Machinery(BaseEstimator):
         return probs
 
     def _search(self, queries: np.ndarray, k: int, own: np.ndarray | None = None) -> Neighbours:
-        found = self.memory_.search(queries, k, exclude_ids=own)
-        return stretch_scores(found, self._fitted.stretch)
+        return self.memory_.search(queries, k, exclude_ids=own)
 
     @property
     def _voters(self) -> int:
@@ -254,19 +255,20 @@ class Machinery(BaseEstimator):
 
     def _probs(self, neighbours: Neighbours) -> np.ndarray:
         """Return calibrated probabilities."""
-        learned = self._fitted.learned
+        method = at_k(self._fitted.learned.method, neighbours.k)
         with self._threads():
-            votes = normalised(at_k(learned.method, neighbours.k).votes(neighbours))
-        return apply_calibration(votes, learned.calibration)
+            return normalised(method.votes(neighbours))
 
     @contextmanager
     def _threads(self) -> Iterator[None]:
-        """Hold torch and FAISS to ``n_jobs`` threads, where it is given."""
-        if self.n_jobs is None:
-            yield
-            return
+        """Hold torch and FAISS to ``n_jobs`` threads; few rows are given one, and no slower."""
         before = torch.get_num_threads(), faiss.omp_get_max_threads()
-        n_threads = effective_n_jobs(check_jobs(self.n_jobs))
+        if self.n_jobs is not None:
+            n_threads = effective_n_jobs(check_jobs(self.n_jobs))
+        elif len(self._ledger.entries) > FEW_ROWS:
+            n_threads = before[0]
+        else:
+            n_threads = 1
         torch.set_num_threads(n_threads)
         if not ONE_FAISS_THREAD:
             faiss.omp_set_num_threads(n_threads)

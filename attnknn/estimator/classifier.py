@@ -16,7 +16,7 @@ from attnknn.checks import check_count, check_labels, check_one_of
 from attnknn.core.attention import euclidean_distances
 from attnknn.core.vote import at_k, explain
 from attnknn.estimator.base import Machinery, lowered
-from attnknn.estimator.fitting import TOO_FEW_QUERIES, check_number, check_reject
+from attnknn.estimator.fitting import FEWEST_QUERIES, check_number, check_reject
 from attnknn.estimator.inputs import GONE, check_classes, n_rows_of, naming
 from attnknn.estimator.store import Store
 from attnknn.evaluate.abstain import (
@@ -54,7 +54,6 @@ class Insight(Machinery):
         table = explain(method, neighbours)
         return table.assign(
             id=self._ledger.first_ids()[table["id"]],
-            similarity=1 - (1 - table["similarity"]) / self._fitted.stretch,
             label=self.classes_[table["label"]],
             predicted=self.classes_[table["predicted"]],
         )
@@ -134,6 +133,7 @@ class Insight(Machinery):
         X: Any,
         coverage: Any = 0.9,
         *,
+        labels: Any = "right",
         score: Any = "aps",
         held_out: Any = None,
     ) -> np.ndarray:
@@ -142,28 +142,37 @@ class Insight(Machinery):
         With ``held_out`` the sets are split-conformal: they hold the label of an exchangeable row
         with probability ``coverage`` or more. Without it the threshold comes from training rows
         that were left out of their own neighbourhood and of the attention that predicts them. That
-        is cross-conformal: the same rows chose the metric and the last calibration, and one
+        is cross-conformal: the same rows chose the metric and the last temperature, and one
         member of the committee predicts them, so ``coverage`` is met closely but not guaranteed.
         Of fewer than nine training rows nothing can be left out, and every class is in every set.
-
-        Where some labels are wrong the sets are larger than need be: they cover labels as given.
 
         Args:
             X: Rows.
             coverage: Share of sets that shall hold the label.
+            labels: What sets shall hold. "right": right labels, where ``transition_`` says which
+                of the labels it was judged by are wrong; the coverage is as good as that estimate.
+                "given": labels as they are given, wrong ones too, so the sets are larger.
             score: "aps" (adapts to hard rows) or "lac" (smallest sets).
             held_out: Rows and labels that ``fit`` has not seen.
         """
         check_one_of("score", score, CONFORMAL_SCORES)
+        check_one_of("labels", labels, ("right", "given"))
         coverage = check_number("coverage", coverage)
         if held_out is not None and not (isinstance(held_out, tuple | list) and len(held_out) == 2):
             raise ValueError(f"held_out must be rows and their labels, got {held_out=}")
         probs = self.predict_proba(X)
-        judged = self._held_out() if held_out is None else self._judged(*held_out)
-        threshold = fit_conformal(*judged, coverage, score=score)
-        if held_out is None and len(judged[1]) < TOO_FEW_QUERIES:
+        judged, given = self._held_out() if held_out is None else self._judged(*held_out)
+        transition = self._fitted.learned.wrong.transition
+        if labels == "given" and transition is not None:
+            probs, judged, transition = probs @ transition, judged @ transition, None
+        options = {"score": score}
+        # A share of the class's own mass is drawn, so that sets are not larger than asked.
+        threshold = fit_conformal(
+            judged, given, coverage, transition=transition, rng=np.random.default_rng(0), **options
+        )
+        if held_out is None and len(given) < FEWEST_QUERIES:
             threshold = np.inf
-        return predict_sets(probs, threshold, score=score)
+        return predict_sets(probs, threshold, rng=np.random.default_rng(1), **options)
 
     def reject_threshold(self, *, coverage: Any = None, target_risk: Any = None) -> float:
         """Return a value for ``reject_below``, judged on held-out training rows.
@@ -237,7 +246,12 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         metric: "auto", "cosine", "euclidean", "standardised" or "quantile", where nothing is
             trained. What a function of your own returns is not scaled: "cosine" or "euclidean".
         label_noise: Share of training labels that are wrong, below 1 - 1/C, where labels would say
-            nothing. "auto" estimates it.
+            nothing. "auto" estimates it: ``predict_proba`` then speaks of right labels where wrong
+            ones were found, and with 0 of labels as they are given.
+        refine: Whether the shipped attention learns from the rows: "auto", as many steps as help
+            on rows left out; "none", a fit is embedding and search; "full", from more rows and up
+            to four times as long.
+        time_limit: Seconds after which nothing more is tried; what is found by then is kept.
         class_weight: Class to weight, or "balanced"; multiplies the sample weights.
         missing: "error" refuses missing numbers, "impute" puts the column's median in their place.
             A missing category is a category of its own.
@@ -260,6 +274,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         embedder_: Metric or backbone that is in use.
         n_neighbors_: Neighbours that vote.
         label_noise_: Share of wrong labels that was corrected for; 0 where nothing was.
+        label_noise_interval_: Shares that explain the labels nearly as well, at 95 %.
+        transition_: Chance that class i (row) is labelled j (column).
         memory_: The ``MemoryBank``. Rows that are copies of each other are one row of it.
     """
 
@@ -271,6 +287,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         embedder: Any = "auto",
         metric: Any = "auto",
         label_noise: Any = "auto",
+        refine: Any = "auto",
+        time_limit: Any = None,
         class_weight: Any = None,
         missing: Any = "error",
         new_classes: Any = "error",
@@ -287,6 +305,8 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         self.embedder = embedder
         self.metric = metric
         self.label_noise = label_noise
+        self.refine = refine
+        self.time_limit = time_limit
         self.class_weight = class_weight
         self.missing = missing
         self.new_classes = new_classes
@@ -429,8 +449,7 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         else:
             found = self._neighbours(X, k=k)
         ids = self._ledger.first_ids()[found.ids.numpy()]
-        cosines = 1 - (1 - found.scores) / self._fitted.stretch
-        return (euclidean_distances(cosines).numpy(), ids) if return_distance else ids
+        return (euclidean_distances(found.scores).numpy(), ids) if return_distance else ids
 
     def __sklearn_is_fitted__(self) -> bool:
         """Return whether ``fit`` has been called."""

@@ -6,7 +6,7 @@ Axes: N rows, F features, C classes.
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
 from typing import Any
 
@@ -35,6 +35,7 @@ from attnknn.data.tables import MAX_CATEGORIES, is_number, n_categories, with_nu
 # Axes: N given rows, M memory rows.
 
 GONE = -1
+KINDS_DISAGREE = 0.02  # share of repeated rows with several labels, from which rows are kinds
 
 
 @dataclass(frozen=True)
@@ -44,17 +45,23 @@ class Ledger:
     Attributes:
         entries: Memory row of each given row; ``GONE`` for one that was forgotten or weighs 0.
         weights: How much each given row counts.
+        kinds: Whether equal rows are different cases, which their labels tell apart, and not one
+            case that was copied.
     """
 
     entries: Int[np.ndarray, " N"]
     weights: Float[np.ndarray, " N"]
+    kinds: bool = False
 
     def row_weights(self) -> Float[np.ndarray, " M"] | None:
         """Return how much each memory row counts; None where all count alike."""
         kept = self.entries != GONE
         sums = np.bincount(self.entries[kept], weights=self.weights[kept])
-        # Only ratios matter, and the plain vote is faster.
-        return None if np.ptp(sums) == 0 else sums / sums.mean()
+        # Only ratios matter to a vote, and the plain one is faster. What is left out of its own
+        # neighbourhood goes with all its copies where it weighs no more than 1, and else alone.
+        if np.ptp(sums) == 0 and not (self.kinds and sums[0] > 1):
+            return None
+        return sums if self.kinds else sums / sums.max()
 
     def first_ids(self) -> Int[np.ndarray, " M"]:
         """Return the first given row of each memory row."""
@@ -82,8 +89,10 @@ class Ledger:
         new = known == GONE
         rows = np.where(new, self.entries.max() + new.cumsum(), known)
         shifted = np.where(entries == GONE, GONE, rows[entries])
-        return Ledger(
-            np.concatenate([self.entries, shifted]), np.concatenate([self.weights, weights])
+        return replace(
+            self,
+            entries=np.concatenate([self.entries, shifted]),
+            weights=np.concatenate([self.weights, weights]),
         )
 
     def without(self, ids: Int[np.ndarray, " G"]) -> tuple["Ledger", Int[np.ndarray, " R"]]:
@@ -98,7 +107,7 @@ class Ledger:
         kept = np.unique(entries[entries != GONE])
         removed = np.setdiff1d(np.arange(self.entries.max() + 1), kept)
         renumbered = np.where(entries == GONE, GONE, np.searchsorted(kept, entries))
-        return Ledger(renumbered, self.weights), removed
+        return replace(self, entries=renumbered), removed
 
 
 WEIGHT_LIMITS = (1e-20, 1e12)  # their ratios, copies summed, stay in single precision
@@ -345,6 +354,28 @@ def distinct_rows(
     keys = duplicate_groups(rows) * (int(codes.max()) + 1) + codes
     _, first, entry = np.unique(keys, return_index=True, return_inverse=True)
     return first, entry
+
+
+def are_kinds(
+    distinct: Rows, entries: Int[np.ndarray, " N"], weights: Float[np.ndarray, " N"]
+) -> bool:
+    """Return whether equal rows are different cases of a few kinds, rather than copies of one.
+
+    Copies agree in their labels; cases of one kind do not. A table of three categories has a dozen
+    kinds of rows, and how labels spread within a kind is all it can say.
+
+    Args:
+        distinct: One row of each pair of inputs and label.
+        entries: Which of them each given row is; ``GONE`` for none.
+        weights: How often each given row counts.
+    """
+    kept = entries != GONE
+    copies = np.bincount(entries[kept], weights=weights[kept])
+    kinds = duplicate_groups(distinct)
+    several = np.bincount(kinds, weights=copies) > 1
+    n_labels = np.bincount(kinds)
+    several &= n_labels > 0
+    return bool(several.any() and (n_labels[several] > 1).mean() > KINDS_DISAGREE)
 
 
 def take(rows: Any, ids: Int[np.ndarray, "M"]) -> Any:

@@ -12,19 +12,13 @@ from safetensors.torch import save
 from sklearn.utils.validation import check_is_fitted
 
 from attnknn.core.bank import MemoryBank
-from attnknn.core.calibrate import Calibration
+from attnknn.core.noise import WrongLabels
+from attnknn.core.prior import PriorAttention, PriorNetwork
+from attnknn.core.refine import Learned
 from attnknn.data.tables import MISSING, TableEncoder
 from attnknn.estimator.base import Machinery
-from attnknn.estimator.fitting import (
-    Chart,
-    Committee,
-    Embedding,
-    Features,
-    Fitted,
-    Learned,
-    blank_attention,
-    blank_network,
-)
+from attnknn.estimator.embedding import Chart, Embedding, Features, blank_network
+from attnknn.estimator.fitting import Fitted
 from attnknn.estimator.inputs import Ledger
 from attnknn.files import write_atomic
 
@@ -79,13 +73,13 @@ def _packed(model: Machinery) -> tuple[dict[str, Any], dict[str, Any]]:
         "ledger.entries": ledger.entries,
         "ledger.weights": ledger.weights,
         "held_out.probs": learned.probs,
-        "held_out.rows": learned.held_out,
         "held_out.labels": fitted.held_out_labels,
     }
     if bank.weights is not None:
         tensors["bank.weights"] = bank.weights
-    for place, member in enumerate(learned.method.members):
-        tensors |= {f"member{place}.{name}": v for name, v in member.state_dict().items()}
+    tensors |= {f"attention.{name}": v for name, v in learned.attention.state_dict().items()}
+    if learned.wrong.transition is not None:
+        tensors["transition"] = learned.wrong.transition
     embedding_tensors, embedding = _packed_embedding(fitted.embedding)
     facts = {
         "params": _packed_params(model),
@@ -94,12 +88,12 @@ def _packed(model: Machinery) -> tuple[dict[str, Any], dict[str, Any]]:
         "feature_names_in_": getattr(model, "feature_names_in_", np.array([])).tolist(),
         "number_columns": getattr(model, "_number_columns", None),
         "name": fitted.name,
-        "stretch": fitted.stretch,
         "index_settings": bank.index_settings,
-        "k": learned.method.k,
-        "n_members": len(learned.method.members),
-        "calibration": learned.calibration,
-        "label_error": learned.label_error,
+        "k": learned.k,
+        "kinds": ledger.kinds,
+        "n_epochs": learned.n_epochs,
+        "losses": list(learned.losses.items()),
+        "label_noise": [learned.wrong.share, learned.wrong.interval],
         "embedding": embedding,
     }
     return tensors | embedding_tensors, facts
@@ -127,6 +121,8 @@ def _packed_embedding(embedding: Embedding) -> tuple[dict[str, Any], dict[str, A
     if embedding.chart is not None:
         chart = embedding.chart
         tensors["chart.centre"], facts["chart"] = chart.centre, [chart.name, chart.scale]
+        if chart.weights is not None:
+            tensors["chart.weights"] = chart.weights
     if embedding.network is not None:
         state = embedding.network.state_dict()
         tensors |= {f"network.{name}": value for name, value in state.items()}
@@ -171,28 +167,27 @@ def _unpacked(
         weights=arrays.get("bank.weights"),
         index_settings=facts.get("index_settings"),  # older files have none
     )
-    learned = _unpacked_learned(tensors, arrays, facts, bank)
-    model._ledger = Ledger(arrays["ledger.entries"], arrays["ledger.weights"])
+    learned = _unpacked_learned(tensors, arrays, facts)
+    model._ledger = Ledger(arrays["ledger.entries"], arrays["ledger.weights"], facts["kinds"])
     embedding = _unpacked_embedding(tensors, arrays, facts["embedding"], function)
     order = np.arange(len(bank))
-    labels, stretch = arrays["held_out.labels"], facts["stretch"]
-    model._set_fitted(Fitted(facts["name"], embedding, bank, order, learned, labels, stretch))
+    labels = arrays["held_out.labels"]
+    model._set_fitted(Fitted(facts["name"], embedding, bank, order, learned, labels))
     return model
 
 
-def _unpacked_learned(
-    tensors: dict[str, torch.Tensor], arrays: dict, facts: dict, bank: MemoryBank
-) -> Learned:
-    members = []
-    for place in range(facts["n_members"]):
-        member = blank_attention(bank)
-        member.load_state_dict(_under(f"member{place}.", tensors))
-        members.append(member)
+def _unpacked_learned(tensors: dict[str, torch.Tensor], arrays: dict, facts: dict) -> Learned:
+    state = _under("attention.", tensors)
+    start = state["network.bias_in"]
+    attention = PriorAttention(PriorNetwork(len(start), start.shape[-1]))
+    attention.load_state_dict(state)
+    share, interval = facts["label_noise"]
     return Learned(
-        method=Committee(facts["k"], tuple(members)),
-        calibration=Calibration(*facts["calibration"]),
-        label_error=facts["label_error"],
-        held_out=arrays["held_out.rows"],
+        attention=attention.requires_grad_(False).eval(),
+        k=facts["k"],
+        wrong=WrongLabels(share, tuple(interval), arrays.get("transition")),
+        n_epochs=facts["n_epochs"],
+        losses=dict(facts["losses"]),
         probs=arrays["held_out.probs"],
     )
 
@@ -213,7 +208,7 @@ def _unpacked_embedding(
         features = Features(facts["medians"], encoder)
     if "chart" in facts:
         name, scale = facts["chart"]
-        chart = Chart(name, arrays["chart.centre"], scale)
+        chart = Chart(name, arrays["chart.centre"], scale, arrays.get("chart.weights"))
     if facts["recipe"] is not None:
         network = blank_network(facts["recipe"])
         network.load_state_dict(_under("network.", tensors))

@@ -18,6 +18,7 @@ def fit_conformal(
     *,
     score: str = "aps",
     rng: np.random.Generator | None = None,
+    transition: Float[np.ndarray, "C C"] | None = None,
 ) -> float:
     """Return the split-conformal threshold for sets that hold the label with ``coverage``.
 
@@ -33,13 +34,39 @@ def fit_conformal(
             classes at least as probable; adapts to hard rows).
         rng: Randomises APS by a uniform share of the class's own mass, which makes its coverage
             tight. Without it APS is deterministic and covers more than asked.
+        transition: T[i, j], the chance that class i is labelled j, where sets shall hold the right
+            labels and ``labels`` are as given. Wrong labels have large scores, and the plain
+            threshold would cover more than asked.
     """
     check_range("coverage", coverage, low=0.0, high=1.0, low_open=True, high_open=True)
     scores = _class_scores(check_probs(probs, labels), score, rng)
+    if transition is not None:
+        return _right_threshold(scores, labels, coverage, transition)
     of_label = np.sort(scores[np.arange(len(labels)), labels])
     # The small term keeps an exact product such as 10 · 0.9 from being rounded up to the next rank.
     rank = int(np.ceil((len(labels) + 1) * coverage - 1e-9))
     return float(of_label[rank - 1]) if rank <= len(labels) else float("inf")
+
+
+def _right_threshold(
+    scores: Float[np.ndarray, "N C"],
+    labels: Int[np.ndarray, "N"],
+    coverage: float,
+    transition: Float[np.ndarray, "C C"],
+) -> float:
+    """Return the threshold below which the share ``coverage`` of right labels' scores lies.
+
+    The labels as given have probabilities p T, so p = (p T) inverse(T): a row labelled j stands for
+    inverse(T)[j, c] rows of class c, some of them fewer than none, and on average that is right.
+    """
+    shares = np.linalg.inv(transition)[labels].ravel() / len(labels)  # (N C,)
+    order = np.argsort(scores, axis=None, kind="stable")
+    reached = shares[order].cumsum()
+    # From here on never below: chance may carry the sum over the mark and back.
+    safe = np.minimum.accumulate(reached[::-1])[::-1]
+    wanted = coverage * (len(labels) + 1) / len(labels)
+    above = np.flatnonzero(safe >= wanted - 1e-12)
+    return float(scores.ravel()[order[above[0]]]) if len(above) else float("inf")
 
 
 def predict_sets(

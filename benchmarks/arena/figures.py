@@ -23,6 +23,7 @@ from benchmarks.arena.standings import is_ours, name_of, ordered
 STYLES = {
     "attnknn": MethodStyle("", "#0072B2", "o"),
     "attnknn-as-given": MethodStyle("", "#0072B2", "d", filled=False),
+    "attnknn-no-fit": MethodStyle("", "#0072B2", "s", filled=False),
     "knn": MethodStyle("", "#7f7f7f", "s", filled=False),
     "knn-tuned": MethodStyle("", "#7f7f7f", "s"),
     "nca": MethodStyle("", "#8c6d31", "D"),

@@ -18,6 +18,7 @@ COVERAGE = 0.9  # of the prediction sets
 OURS: dict[str, dict[str, Any]] = {
     "attnknn": {},
     "attnknn-as-given": {"label_noise": 0},
+    "attnknn-no-fit": {"refine": "none"},
 }
 
 

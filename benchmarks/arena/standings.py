@@ -30,6 +30,7 @@ WORSE, WORSE_ROWS = 0.03, 200  # NLL that a new version may lose on tables of so
 NAMES = {
     "attnknn": "Attn-KNN",
     "attnknn-as-given": "Attn-KNN, label_noise=0",
+    "attnknn-no-fit": "Attn-KNN, no fit",
     "knn": "kNN, k = 5",
     "knn-tuned": "kNN, tuned",
     "nca": "NCA + kNN",

@@ -461,7 +461,10 @@ def test_a_report_of_made_up_cells(tables, tmp_path, monkeypatch):
     duel = pd.read_csv(out / "duels.csv").set_index(["noise", "method"]).loc[("clean", "forest")]
     assert duel.tolist() == [1, 1, 1, 0, 1]
     assert "ValueError: broken" in report and "CatBoost, 0 of 6 problems" in report
-    assert "- Not measured: Attn-KNN, label_noise=0, kNN, tuned, NCA + kNN," in report
+    assert (
+        "- Not measured: Attn-KNN, label_noise=0, Attn-KNN, no fit, kNN, tuned, NCA + kNN,"
+        in report
+    )
     assert "- zoo, clean labels: +0.101 NLL, +0.000 ECE, 250 rows, 3 splits." in report
     before = pd.read_csv(out / "before.csv")
     assert before["worse"].sum() == 2 and len(before) == 4

@@ -1,7 +1,6 @@
 """The quickstart notebook on a user's own files: its cells are run as they stand."""
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_iris
 
-from attnknn.config import FittingConfig
-from attnknn.estimator import fitting
+from attnknn.core import refine
 from attnknn.studies.quickstart import Problem, answer_words, load_problem
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/00_quickstart.ipynb"
@@ -34,7 +32,7 @@ def quick(monkeypatch):
     """Few epochs, and figures that nobody looks at."""
     from matplotlib import pyplot
 
-    monkeypatch.setattr(fitting, "FittingConfig", partial(FittingConfig, fit_epochs=2))
+    monkeypatch.setitem(refine.REFINE, "auto", (0, 2))
     yield
     pyplot.close("all")
 
