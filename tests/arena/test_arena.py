@@ -292,7 +292,7 @@ def test_a_killed_run_goes_on_without_losing_or_repeating_a_cell(tables, tmp_pat
     environment = os.environ | {"ATTNKNN_DATA": str(tables.parent)}
     run = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, env=environment)
     stored = lambda: sorted(out.glob("cells/*/*.json"))  # noqa: E731
-    end = time.time() + 60
+    end = time.time() + 400  # of a busy machine
     while len(stored()) < 3 and time.time() < end:
         time.sleep(0.01)
     run.send_signal(signal.SIGKILL)

@@ -319,7 +319,7 @@ import torch
 def rows(n):
     drawn = np.random.default_rng(0).standard_normal((n, 16), dtype=np.float32)
     return drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
-bank = RowBank.over(rows(2003), index=sys.argv[1])
+bank = RowBank.over(rows(1009), index=sys.argv[1])
 queries = torch.from_numpy(rows(49_152))
 bank.nearest_rows(queries[:16_384], 5)  # one block: what is held at any time
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -333,5 +333,5 @@ def test_the_memory_of_a_search_does_not_grow_with_the_queries(index):
     done = subprocess.run(
         [sys.executable, "-c", PEAK, index], capture_output=True, text=True, check=True
     )
-    # All similarities at once would take 390 MB; the answers themselves, held twice, take 6.
+    # All similarities at once would take 200 MB; the answers themselves, held twice, take 6.
     assert int(done.stdout) < 60

@@ -19,7 +19,7 @@ def runs(tmp_path_factory):
         made = [train_run(s, folder / f"seed{s.seed}", progress=False) for s in settings]
         for run in made:
             assert run.splits.name == "tiny"  # read while the data is at hand
-        yield made
+    return made  # not from inside: the data would be tiny for all other tests of this process
 
 
 @pytest.fixture(scope="session")
