@@ -445,6 +445,6 @@ def test_labels_that_do_not_match_the_queries_are_refused(held_out):
 def test_the_shift_of_prototypes_is_learned_and_held_down(held_out, monkeypatch):
     shifted = replace(DEFAULT, prototype_shift=True)
     free = fitted(held_out, attention=shifted).attention.posterior.shift.weight
-    monkeypatch.setattr("attnknn.core.attention.SHIFT_PENALTY", 1.0)
+    monkeypatch.setattr("attnknn.core.parts.SHIFT_PENALTY", 1.0)
     held_down = fitted(held_out, attention=shifted).attention.posterior.shift.weight
     assert 0 < held_down.norm() < 0.3 * free.norm()

@@ -29,10 +29,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from attnknn.core.attention import Attended, Contributions, euclidean_distances
+from attnknn.core.attention import Attended, Contributions
 from attnknn.core.calibrate import LEAST_SHARE
 from attnknn.core.facts import N_FACTS, TINY, Facts
 from attnknn.core.neighbours import Neighbours
+from attnknn.core.parts import euclidean_distances
 
 LOG_TINY = math.log(1e-6)
 

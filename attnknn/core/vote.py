@@ -26,12 +26,12 @@ from attnknn.core.attention import (
     attention_contributions,
     attention_entropy,
     attention_probs,
-    euclidean_distances,
     label_contributions,
     vote,
 )
 from attnknn.core.calibrate import Calibration, apply_calibration, with_floor
 from attnknn.core.neighbours import Neighbours
+from attnknn.core.parts import euclidean_distances
 from attnknn.core.prior import PriorAttention
 
 K_ENSEMBLE = (5, 10, 20)

@@ -13,7 +13,7 @@ from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from attnknn.checks import check_count, check_labels, check_one_of
-from attnknn.core.attention import euclidean_distances
+from attnknn.core.parts import euclidean_distances
 from attnknn.core.vote import at_k, explain
 from attnknn.estimator.base import Machinery, lowered
 from attnknn.estimator.fitting import FEWEST_QUERIES, check_number, check_reject

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from attnknn.checks import check_count, check_range
 from attnknn.config import AttentionConfig
-from attnknn.core.attention import QueryKey, Similarity
 from attnknn.core.bank import MemoryBank
 from attnknn.core.index import build_index, cosines_of_ids
+from attnknn.core.parts import QueryKey, Similarity
 from attnknn.core.vote import Uniform, predict
 from attnknn.embed.run import PARTS, TrainedRun
 from attnknn.evaluate.compare import compare_methods

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from attnknn.config import AttentionConfig
-from attnknn.core.attention import SITUATION_COLUMNS, Evidence
+from attnknn.core.parts import SITUATION_COLUMNS, Evidence
 from attnknn.studies import ablation
 from attnknn.studies.common import search_run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from attnknn.config import SITUATION_FEATURES, AttentionConfig
-from attnknn.core.attention import (
+from attnknn.core.parts import (
     SHIFT_PENALTY,
     SITUATION_COLUMNS,
     DistanceBias,
