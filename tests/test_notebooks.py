@@ -61,6 +61,15 @@ class TestForm:
         assert all(len(text.splitlines()) <= 15 for text in code)
         assert sum(len(text.splitlines()) for text in code) <= 80
 
+    def test_it_shows_no_path_of_what_it_saves(self, path):
+        last = [ast.parse(source(cell)).body[-1:] for cell in cells(path, "code")]
+        saved = [
+            source(c)
+            for c, body in zip(cells(path, "code"), last, strict=True)
+            if body and isinstance(body[0], ast.Expr) and "report.save_" in ast.unparse(body[0])
+        ]
+        assert all(text.rstrip().endswith(";") for text in saved)
+
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_a_notebook_asks_of_the_package_is_there(path):
