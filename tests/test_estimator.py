@@ -307,6 +307,17 @@ class TestInsight:
             table.groupby("query")["predicted"].first(), model.predict(flowers[2][:4])
         )
 
+    def test_an_explanation_tells_what_refinement_changed(self, flowers):
+        plain = fitted_on(flowers, refine="none").explain(flowers[2][:3])
+        np.testing.assert_allclose(plain["weight"], plain["prior_weight"], rtol=1e-5)
+        refined = fitted_on(flowers)
+        network = refined._fitted.learned.attention.network
+        with torch.no_grad():
+            network.slope[:, 0] -= 1.0  # near rows count more
+        table = refined.explain(flowers[2][:3])
+        assert (table["weight"] - table["prior_weight"]).abs().max() > 1e-3
+        np.testing.assert_allclose(table.groupby("query")["prior_weight"].sum(), 1, rtol=1e-5)
+
     def test_an_explanation_sums_to_the_prediction(self, flowers):
         """Before floor and temperature, which are switched off here, and whatever the members."""
         model = fitted_on(flowers)

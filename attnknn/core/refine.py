@@ -249,7 +249,8 @@ def learn(
     counted = None if weights is None else torch.tensor(weights).float()
     options = {"transition": matrix, "weights": counted, "seed": seed, "tick": tick}
     refined = refine_prior(prior, seen, targets, start=start, lengths=REFINE[refine], **options)
-    attention = PriorAttention(refined.network.requires_grad_(False).eval())
+    # A copy: the shipped prior is one for all classifiers.
+    attention = PriorAttention(copy.deepcopy(refined.network).requires_grad_(False).eval())
     log_probs = refined.log_probs
     if refine != "none":
         temperature = _last_temperature(log_probs, targets, matrix, counted)

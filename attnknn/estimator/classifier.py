@@ -14,7 +14,8 @@ from sklearn.utils.validation import check_is_fitted
 
 from attnknn.checks import check_count, check_labels, check_one_of
 from attnknn.core.parts import euclidean_distances
-from attnknn.core.vote import at_k, explain
+from attnknn.core.prior import PriorAttention, shipped_prior
+from attnknn.core.vote import Attention, at_k, explain
 from attnknn.estimator.base import Machinery, lowered
 from attnknn.estimator.fitting import FEWEST_QUERIES, check_number, check_reject
 from attnknn.estimator.inputs import GONE, check_classes, n_rows_of, naming
@@ -43,16 +44,20 @@ class Insight(Machinery):
             One row per query and neighbour, nearest first: ``query``, ``rank``, ``id`` (place in
             the training rows), ``label``, ``similarity`` (cosine of the unit rows), ``trust``
             (share of its own neighbours that agree with its label), ``weight`` (they sum to 1),
-            ``vote`` (what the row adds to the probability of the predicted class, by its own label
-            and by the labels around it), and for the whole query ``prototypes`` (what the class
-            prototypes add to it) and ``predicted``, the class predicted for the query. The votes
-            of a query and its ``prototypes`` sum to the probability of the predicted class as it
-            is before floor and temperature, which flatten or sharpen it last.
+            ``prior_weight`` (the weight before refinement: what the shipped attention says by
+            itself; the rest of ``weight`` is what these rows taught), ``vote`` (what the row adds
+            to the probability of the predicted class, by its own label and by the labels around
+            it), and for the whole query ``prototypes`` (what the class prototypes add to it) and
+            ``predicted``, the class predicted for the query. The votes of a query and its
+            ``prototypes`` sum to the probability of the predicted class as it is before floor,
+            global expert and temperature, which bend it last.
         """
         neighbours = self._neighbours(X)
         method = at_k(self._fitted.learned.method, neighbours.k)
         table = explain(method, neighbours)
+        unrefined = Attention(method.k, PriorAttention(shipped_prior()))
         return table.assign(
+            prior_weight=unrefined.weights(neighbours).flatten().numpy(),
             id=self._ledger.first_ids()[table["id"]],
             label=self.classes_[table["label"]],
             predicted=self.classes_[table["predicted"]],
@@ -90,7 +95,8 @@ class Insight(Machinery):
     def label_issues(self, *, all_rows: bool = False) -> pd.DataFrame:
         """Return training rows whose label their neighbours contradict, the worst first.
 
-        Each row is predicted from the others; neither the row nor its copies vote.
+        Each row is predicted from the others; neither the row nor its copies vote. (In a table of a
+        few kinds of rows, equal rows are cases of their own, and the other cases vote.)
 
         Args:
             all_rows: Return the rows nobody contradicts, too.
@@ -228,12 +234,15 @@ class Insight(Machinery):
 class AttnKNNClassifier(ClassifierMixin, Insight, Store):
     """A nearest-neighbour classifier that learns how much each neighbour counts.
 
-    Training rows become a memory of unit rows. Attention over a query's neighbours, the share of
-    wrong labels and a last calibration are learned inside ``fit`` from rows that are left out of
-    their own neighbourhood, or held out from the training of the embedder. No other rows are seen.
+    Training rows become a memory of unit rows. The attention over a query's neighbours comes with
+    the package: it was learned over thousands of drawn tables. Inside ``fit`` rows that are left
+    out of their own neighbourhood, or held out from the training of the embedder, tell the share
+    of wrong labels, refine the attention where that helps and set a last temperature. No other
+    rows are seen.
 
     ``embedder="auto"`` keeps the features and chooses the metric (cosine, Euclidean, Euclidean of
-    standardised or of rank-transformed columns) that predicts left-out rows best. Where the rows
+    standardised or of rank-transformed columns, of either with columns weighted by what they say
+    of the labels) that predicts left-out rows best. Where the rows
     are a table (with categories, or of at most 100 columns) of at least 1 000 distinct rows, with
     numbers in it, a network ("mlp-periodic") is trained too, and taken where it predicts held-out
     rows better.
@@ -243,8 +252,9 @@ class AttnKNNClassifier(ClassifierMixin, Insight, Store):
         embedder: "auto"; "identity" (features as they are); a backbone of
             ``attnknn.embed.networks``, trained in ``fit``; or a function of your own from rows to
             numbers.
-        metric: "auto", "cosine", "euclidean", "standardised" or "quantile", where nothing is
-            trained. What a function of your own returns is not scaled: "cosine" or "euclidean".
+        metric: "auto", "cosine", "euclidean", "standardised", "quantile", "weighted" or "weighted
+            quantile", where nothing is trained. What a function of your own returns is not
+            scaled: "cosine" or "euclidean".
         label_noise: Share of training labels that are wrong, below 1 - 1/C, where labels would say
             nothing. "auto" estimates it: ``predict_proba`` then speaks of right labels where wrong
             ones were found, and with 0 of labels as they are given.
