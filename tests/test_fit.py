@@ -10,11 +10,9 @@ from attnknn.config import AttentionConfig, FittingConfig
 from attnknn.core import fit
 from attnknn.core.attention import NeighbourAttention
 from attnknn.core.bank import MemoryBank
-from attnknn.core.calibrate import transition_matrix
 from attnknn.core.fit import fit_attention, fit_on_neighbours
-from attnknn.core.noise import corrected_nll, label_transition, noisy_labels, noisy_views, view_pool
+from attnknn.core.noise import corrected_nll
 from attnknn.core.vote import Attention, predict
-from attnknn.data.change import flip_labels
 from attnknn.evaluate.measure import negative_log_likelihood
 
 DEFAULT = AttentionConfig()
@@ -209,84 +207,6 @@ def test_fault_1_memory_rows_with_themselves_in_the_vote_teach_blind_trust(held_
     assert clean.history["stop_nll"].min() > 0.95 * np.log(5)
 
 
-def test_forward_correction_without_error_is_the_plain_nll():
-    log_probs = torch.randn(13, 5, generator=torch.Generator().manual_seed(0)).log_softmax(dim=1)
-    labels = torch.arange(13) % 5
-    plain = torch.nn.functional.nll_loss(log_probs, labels)
-    torch.testing.assert_close(corrected_nll(log_probs, labels, 0.0), plain)
-    torch.testing.assert_close(corrected_nll(log_probs, labels, 1e-9), plain)
-
-
-def test_forward_correction_by_hand():
-    # p = 0.5 of 3 classes at e = 0.4: observed with chance 0.6 * 0.5 + 0.4 * 0.5 / 2 = 0.4.
-    log_probs = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    assert corrected_nll(log_probs, torch.tensor([0]), 0.4).item() == pytest.approx(-np.log(0.4))
-
-
-@pytest.mark.parametrize("error", [-0.1, 0.67, 0.9])
-def test_an_error_rate_that_would_turn_labels_round_is_refused(error):
-    log_probs = torch.zeros(1, 3).log_softmax(dim=1)
-    with pytest.raises(ValueError, match=r"label_error must be at least 0 and below 0.66"):
-        corrected_nll(log_probs, torch.tensor([0]), error)
-
-
-def test_corrected_nll_of_a_matrix_by_hand():
-    log_probs = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3]]).log()
-    chances = torch.tensor([[0.6, 0.4, 0.0], [0.0, 0.7, 0.3], [0.2, 0.0, 0.8]])
-    losses = corrected_nll(log_probs, torch.tensor([0, 1]), chances, reduce=False)
-    expected = -np.log([0.5 * 0.6 + 0.2 * 0.2, 0.1 * 0.4 + 0.6 * 0.7])
-    np.testing.assert_allclose(losses.numpy(), expected, rtol=1e-5)
-
-
-def test_a_number_is_the_symmetric_matrix():
-    log_probs = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).log_softmax(dim=1)
-    labels = torch.arange(7) % 5
-    matrix = torch.from_numpy(transition_matrix(0.3, 5)).float()
-    one, other = (corrected_nll(log_probs, labels, error) for error in (0.3, matrix))
-    torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize(("kind", "rate"), [("symmetric", 0.3), ("asymmetric", 0.4)])
-def test_the_transition_is_read_from_clear_areas(make_blobs, kind, rate):
-    """Memory and queries are equally wrong; a majority of few neighbours would be misled."""
-    blobs = make_blobs(n_rows=2003, n_queries=4001, spread=0.1)
-    options = {"n_classes": blobs.bank().n_classes, "kind": kind}
-    bank = blobs.bank().relabelled(flip_labels(blobs.labels, rate, seed=5, **options))
-    wrong = flip_labels(blobs.query_labels, rate, seed=6, **options)
-    found = label_transition(bank.search(blobs.queries, 23), wrong)
-    actual = np.zeros_like(found)
-    np.add.at(actual, (blobs.query_labels, wrong), 1)
-    actual /= actual.sum(axis=1, keepdims=True)
-    np.testing.assert_allclose(found, actual, atol=0.06)
-    np.testing.assert_allclose(found.sum(axis=1), 1)
-
-
-def test_mixed_classes_are_not_taken_for_wrong_labels(make_blobs):
-    blobs = make_blobs(seed=1, n_rows=601, n_queries=2003, spread=0.35)
-    neighbours = blobs.bank().search(blobs.queries, 23)
-    majority = neighbours.labels.mode(dim=1).values.numpy()
-    assert (majority != blobs.query_labels).mean() > 0.1  # what a plain count would call wrong
-    found = label_transition(neighbours, blobs.query_labels)
-    np.testing.assert_array_equal(found, np.eye(blobs.bank().n_classes))
-
-
-def test_labels_that_say_nothing_still_give_a_matrix_that_can_be_read(make_blobs):
-    blobs = make_blobs(n_rows=307, n_queries=211)
-    labels = np.random.default_rng(0).integers(blobs.bank().n_classes, size=211)
-    found = label_transition(blobs.bank().search(blobs.queries, 23), labels)
-    transition_matrix(found, blobs.bank().n_classes)  # refuses what cannot be read
-
-
-def test_a_pool_covers_the_noise_rates_evenly_and_is_bounded(make_blobs, monkeypatch):
-    bank = make_blobs(n_rows=2003).bank()
-    views = view_pool(bank, 0.4, torch.Generator().manual_seed(0))
-    rates = [(view.labels != bank.labels).float().mean().item() for view in views]
-    assert len(views) == 48
-    np.testing.assert_allclose(rates, 0.4 * (np.arange(48) + 0.5) / 48, atol=0.05)
-    monkeypatch.setattr("attnknn.core.noise.POOL_CELLS", 10 * len(bank) * bank.n_classes)
-    assert len(view_pool(bank, 0.4, torch.Generator().manual_seed(0))) == 10
-
-
 def test_a_noise_augmented_fit_makes_each_view_once(make_blobs, monkeypatch):
     blobs = make_blobs(seed=2, n_rows=401, n_queries=809, spread=0.25)
     made = []
@@ -316,37 +236,6 @@ def test_forward_correction_recovers_calibrated_probabilities(make_blobs):
         losses[corrected] = loss_on(result, bank, clean.queries[new], clean.query_labels[new])
         assert (result.label_error > 0.2) == corrected
     assert losses[True] < 0.6 * losses[False]
-
-
-def test_noisy_labels_by_class_name_one_other_class_each():
-    labels = torch.arange(5).repeat(211)
-    noisy = noisy_labels(labels, 0.3, 5, torch.Generator().manual_seed(0), by_class=True)
-    for name in range(5):
-        wrong = noisy[(labels == name) & (noisy != labels)]
-        assert len(wrong.unique()) == 1 and 0.2 < len(wrong) / 211 < 0.4
-
-
-def test_every_second_draw_of_a_memory_is_by_class(make_blobs):
-    bank = make_blobs(n_rows=2003).bank()
-    n_classes = bank.n_classes
-    views = noisy_views(bank, torch.full((4,), 0.5), torch.Generator().manual_seed(0))
-    kinds = []
-    for view in views:
-        pairs = torch.stack([bank.labels, view.labels], dim=1)[view.labels != bank.labels]
-        kinds.append(len(pairs.unique(dim=0)))
-    assert kinds == [n_classes * (n_classes - 1), n_classes] * 2  # any other class, or one
-
-
-def test_noisy_labels_change_about_the_asked_share_and_always_to_another_class():
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(20_011) % 5
-    noisy = noisy_labels(labels, 0.3, 5, generator)
-    assert (noisy != labels).float().mean().item() == pytest.approx(0.3, abs=0.01)
-    assert noisy.min() == 0 and noisy.max() == 4
-    shifts = ((noisy - labels) % 5)[noisy != labels].bincount(minlength=5)[1:]
-    assert shifts.min() > 0.9 * shifts.float().mean()
-    assert torch.equal(noisy_labels(labels, 0.0, 5, generator), labels)
-    assert (noisy_labels(labels, 1.0, 5, generator) != labels).all()
 
 
 def test_a_noise_augmented_fit_holds_up_under_noise_it_was_not_refitted_for(make_blobs):

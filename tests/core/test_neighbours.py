@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnknn.core.bank import MemoryBank
-from attnknn.core.neighbours import LabelView
+from attnknn.core.neighbours import LabelView, nearest_copies
 from tests.conftest import unit
 
 
@@ -167,3 +167,23 @@ def test_histograms_without_the_query_by_hand():
     # Row 1 has neighbours 0 and 2; without the query, row 0, only 2 is left.
     assert found.histograms[0, 0].tolist() == [0.0, 1.0]
     assert found.trust[0].tolist() == [1.0, 0.5]
+
+
+def test_the_nearest_copies_by_hand():
+    left = torch.tensor([0.0, 2.0, 9.0])
+    weights = torch.tensor([[3.0, 4.0, 2.0], [1.0, 1.0, 5.0], [1.0, 1.0, 1.0]])
+    own, counted = nearest_copies(left, weights, 5)
+    assert own.tolist() == [0, 2, 5]  # a row of nine other copies asks five of them
+    assert counted.tolist() == [[3, 2, 0], [1, 1, 1], [0, 0, 0]]
+
+
+def test_a_row_of_many_copies_is_judged_by_its_own_kind_first():
+    weights = torch.tensor([4.0, 3.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    labels = torch.tensor([0, 1, 0, 1, 1, 1, 1, 1])
+    rows = torch.from_numpy(unit(np.arange(16).reshape(8, 2) + 1))
+    ids = torch.tensor([[other for other in range(8) if other != row] for row in range(8)])
+    view = LabelView(rows, labels, lambda: ids, n_classes=2, weights=weights)
+    # Seven copies judge row 0: its own other three, three of row 1 and one of row 2.
+    torch.testing.assert_close(view.histograms[0], torch.tensor([4 / 7, 3 / 7]))
+    # Row 2 is judged by its other copy, four of row 0 and two of row 1.
+    torch.testing.assert_close(view.histograms[2], torch.tensor([5 / 7, 2 / 7]))

@@ -60,6 +60,42 @@ def test_coverage_guarantee_holds_on_average(score, coverage):
         assert np.mean(covered) < coverage + 1 / (n_held_out + 1) + 3 * error
 
 
+# Class c is often called the next one, class 0 most often.
+MISNAMED = np.eye(7) + np.outer([-0.4, -0.3, -0.2, -0.2, -0.3, -0.1, -0.35], np.ones(7)) * (
+    np.eye(7) - np.roll(np.eye(7), 1, axis=1)
+)
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_sets_hold_right_labels_though_wrong_ones_judge_them(score):
+    n_held_out, covered = 1499, {"corrected": [], "plain": []}
+    for seed in range(7):
+        logits, labels = synthetic(seed, n_held_out + 997)
+        probs, rng = softmax(1.5 * logits, axis=1), np.random.default_rng([1, seed])
+        held, new = slice(0, n_held_out), slice(n_held_out, None)
+        chances = MISNAMED[labels[held]].cumsum(axis=1)
+        given = (chances < rng.uniform(size=(n_held_out, 1))).sum(axis=1)
+        for name, transition in (("corrected", MISNAMED), ("plain", None)):
+            threshold = abstain.fit_conformal(
+                probs[held], given, 0.9, score=score, rng=rng, transition=transition
+            )
+            sets = abstain.predict_sets(probs[new], threshold, score=score, rng=rng)
+            covered[name].append(abstain.describe_sets(sets, labels[new])["coverage"])
+    assert np.mean(covered["corrected"]) == pytest.approx(0.9, abs=0.02)
+    assert np.mean(covered["plain"]) > 0.95
+
+
+@pytest.mark.parametrize("score", ["lac", "aps"])
+def test_where_no_label_is_wrong_the_threshold_is_the_plain_one(score):
+    logits, labels = synthetic(3, 89)
+    probs = softmax(logits, axis=1)
+    for coverage in (0.5, 0.8, 0.9, 0.95, 0.995):
+        options = {"score": score}
+        plain = abstain.fit_conformal(probs, labels, coverage, **options)
+        same = abstain.fit_conformal(probs, labels, coverage, transition=np.eye(7), **options)
+        assert same == plain
+
+
 def test_describe_sets_by_hand():
     sets = np.array([[True, False], [True, True], [False, False], [False, True]])
     described = abstain.describe_sets(sets, np.array([0, 0, 1, 0]))
