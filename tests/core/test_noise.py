@@ -56,6 +56,14 @@ def test_ambiguous_labels_are_not_called_wrong(sharpness):
     assert found.interval[0] == 0 and found.interval[1] < (0.3 if sharpness < 1 else 0.03)
 
 
+def test_what_chance_alone_would_show_is_not_called_wrong(monkeypatch):
+    drawn = [told(3.0, seed=seed, n_rows=53) for seed in range(97)]
+    found = sum(find_wrong_labels(*each).share > 0 for each in drawn)
+    monkeypatch.setattr(noise, "SURE", -np.inf)
+    blind = sum(find_wrong_labels(*each).share > 0 for each in drawn)
+    assert found < 0.7 * blind and blind > 15  # what the likeliest share alone would say
+
+
 def test_labels_that_go_wrong_one_way_give_their_matrix():
     logs, right = told(5.0)
     found = find_wrong_labels(logs, misnamed(right, ONE_WAY))
