@@ -40,6 +40,14 @@ def test_kinds_are_answered_by_the_shares_of_their_labels(dozen):
     assert clf._ledger.kinds and clf.memory_.weights.sum() == N
 
 
+def test_wrong_labels_are_not_looked_for_within_a_few_kinds(dozen):
+    table, labels, _, _ = dozen
+    wrong = np.where(np.arange(N) % 4 == 0, (labels + 1) % C, labels)
+    assert AttnKNNClassifier(random_state=0).fit(table, wrong).label_noise_ == 0
+    asked = AttnKNNClassifier(random_state=0, label_noise=0.2).fit(table, wrong)
+    assert asked.label_noise_ == 0.2
+
+
 def test_equal_rows_are_kinds_only_where_their_labels_differ():
     rows = np.arange(101.0)[:, None]
     twice, ones = np.repeat(np.arange(101), 2), np.ones(202)
