@@ -55,35 +55,35 @@ def style_of(contestant: str, contestants: Collection[str]) -> MethodStyle:
 def rank_dots(
     ranks: Mapping[str, pd.DataFrame], differences: Mapping[str, float], *, measure: str = "NLL"
 ) -> Figure:
-    """Draw mean ranks with their intervals, a panel a noise, contestants from best to worst.
+    """Draw mean ranks with their intervals, a panel a noise, in one order for all panels.
 
     Args:
         ranks: Noise to ``rank``, ``low``, ``high`` by contestant.
         differences: Noise to the critical difference, drawn as a bar from the best one.
         measure: What is ranked.
     """
-    rows = max(len(each) for each in ranks.values())
+    together = pd.concat([each["rank"] for each in ranks.values()], axis=1)
+    order = together.mean(axis=1).sort_values(kind="stable").index.tolist()
     figure, axes = plt.subplots(
-        1, len(ranks), figsize=(FULL_WIDTH, 0.8 + 0.19 * rows), squeeze=False
+        1, len(ranks), figsize=(FULL_WIDTH, 0.8 + 0.19 * len(order)), squeeze=False, sharey=True
     )
     for ax, (noise, table) in zip(axes[0], ranks.items(), strict=True):
-        table = table.sort_values("rank")
-        for level, (name, row) in enumerate(table.iterrows()):
-            style = style_of(name, table.index)
+        for name, row in table.iterrows():
+            style, level = style_of(name, order), order.index(name)
             ax.plot([row["low"], row["high"]], [level, level], color=style.colour, linewidth=0.9)
             ax.plot([row["rank"]], [level], linestyle="none", **style.points)
-        best = table["rank"].iloc[0]
+        best = table["rank"].min()
         ax.plot([best, best + differences[noise]], [-0.9, -0.9], color=INK, linewidth=1.4)
-        names = [name_of(name, table.index) for name in table.index]
-        ax.set_yticks(range(len(table)), names, fontsize=7, parse_math=False)
-        for label, name in zip(ax.get_yticklabels(), table.index, strict=True):
-            label.set_fontweight("bold" if is_ours(name) else "normal")
-        ax.set_ylim(len(table) - 0.4, -1.5)
         ax.set_title(NOISE_NAMES[noise])
         ax.set_xlabel(f"mean rank in {measure}")
-        quiet_grid(ax, "x")
+        quiet_grid(ax, "both")
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
+    names = [name_of(name, order) for name in order]
+    axes[0, 0].set_yticks(range(len(order)), names, fontsize=7, parse_math=False)
+    for label, name in zip(axes[0, 0].get_yticklabels(), order, strict=True):
+        label.set_fontweight("bold" if is_ours(name) else "normal")
+    axes[0, 0].set_ylim(len(order) - 0.4, -1.5)
     return figure
 
 
