@@ -456,6 +456,19 @@ class TestFiles:
         with pytest.raises(ValueError, match="path must be a saved AttnKNNClassifier"):
             AttnKNNClassifier.load(bank)
 
+    def test_a_changed_byte_and_an_older_file_are_refused(self, model, tmp_path):
+        path = model.save(tmp_path / "model.safetensors")
+        whole, places = path.read_bytes(), np.random.default_rng(0).integers(8, 2**31, 41)
+        for place in (len(whole) - 1, *(places % len(whole))):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1
+            path.write_bytes(damaged)
+            with pytest.raises(ValueError, match="path must"):
+                AttnKNNClassifier.load(path)
+        path.write_bytes(whole.replace(b"attnknn-classifier-3", b"attnknn-classifier-2"))
+        with pytest.raises(ValueError, match="got 'attnknn-classifier-2': fit and save anew"):
+            AttnKNNClassifier.load(path)
+
     def test_the_file_holds_no_code(self, model, tmp_path):
         content = model.save(tmp_path / "model.safetensors").read_bytes()
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -6,8 +6,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from attnknn import AttnKNNClassifier
 from attnknn.core import refine
@@ -114,19 +112,10 @@ def test_categories_survive_as_floats_and_may_be_called_missing():
     assert (model.predict_proba(swapped) != expected).any()
 
 
-def test_a_file_of_the_first_format_still_knows_what_is_missing(tmp_path):
+def test_a_file_still_knows_what_is_missing(tmp_path):
     table = plain(mixed=True).assign(colour=np.where(np.arange(40) % 3, "red", None))
     model = fitted_on(table)
     path = model.save(tmp_path / "model.safetensors")
-    with safe_open(path, framework="pt") as handle:
-        facts = handle.metadata()["facts"]
-        tensors = {name: handle.get_tensor(name) for name in handle.keys()}
-    np.testing.assert_array_equal(
-        AttnKNNClassifier.load(path).predict_proba(table), model.predict_proba(table)
-    )
-    old = facts.replace('{"colour": [null, "red"]}', '{"colour": ["missing", "red"]}')
-    assert old != facts
-    save_file(tensors, path, metadata={"format": "attnknn-classifier-1", "facts": old})
     np.testing.assert_array_equal(
         AttnKNNClassifier.load(path).predict_proba(table), model.predict_proba(table)
     )

@@ -1,5 +1,6 @@
 """One file for a fitted classifier: tensors, and the rest as JSON. Reading it runs no code."""
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -15,15 +16,14 @@ from attnknn.core.bank import MemoryBank
 from attnknn.core.noise import WrongLabels
 from attnknn.core.prior import PriorAttention, PriorNetwork
 from attnknn.core.refine import Learned
-from attnknn.data.tables import MISSING, TableEncoder
+from attnknn.data.tables import TableEncoder
 from attnknn.estimator.base import Machinery
 from attnknn.estimator.embedding import Chart, Embedding, Features, blank_network
 from attnknn.estimator.fitting import Fitted
 from attnknn.estimator.inputs import Ledger
 from attnknn.files import write_atomic
 
-# The first format did not tell a missing category from one that is called "missing".
-FORMATS = ("attnknn-classifier-1", "attnknn-classifier-2")
+FORMAT = "attnknn-classifier-3"  # older ones hold attentions that were fitted from nothing
 OWN = "<function>"  # stands for an embedder of the user's own
 
 
@@ -35,7 +35,9 @@ class Store(Machinery):
         check_is_fitted(self)
         tensors, facts = _packed(self)
         tensors = {name: torch.as_tensor(value).contiguous() for name, value in tensors.items()}
-        content = save(tensors, metadata={"format": FORMATS[-1], "facts": json.dumps(facts)})
+        told = json.dumps(facts)
+        header = {"format": FORMAT, "facts": told, "sum": _sum_of(tensors, told)}
+        content = save(tensors, metadata=header)
         return write_atomic(Path(path), lambda handle: handle.write(content))
 
     @classmethod
@@ -43,7 +45,7 @@ class Store(Machinery):
         """Return a classifier that ``save`` wrote.
 
         Args:
-            path: The file.
+            path: The file. One with a changed byte, or of an older version, is refused.
             embedder: The function it was fitted with, where it was fitted with one.
         """
         if Path(path).is_dir():
@@ -54,13 +56,24 @@ class Store(Machinery):
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}
         except SafetensorError as error:
             raise ValueError(f"path must be a whole saved file, got {path} ({error})") from None
-        if metadata.get("format") not in FORMATS:
+        found = metadata.get("format", "")
+        if not found.startswith(FORMAT.rpartition("-")[0]):
             raise ValueError(f"path must be a saved AttnKNNClassifier, got path={str(path)!r}")
+        if found != FORMAT:
+            raise ValueError(f"path must be of format {FORMAT!r}, got {found!r}: fit and save anew")
+        if metadata.get("sum") != _sum_of(tensors, metadata["facts"]):
+            raise ValueError(f"path must hold what was saved, got a changed file {str(path)!r}")
         facts = json.loads(metadata["facts"])
-        if metadata["format"] == FORMATS[0] and "encoder" in facts["embedding"]:
-            for known in facts["embedding"]["encoder"]["categories"].values():
-                known[:] = [None if value == MISSING else value for value in known]
         return _unpacked(cls, tensors, facts, embedder)
+
+
+def _sum_of(tensors: dict[str, torch.Tensor], told: str) -> str:
+    """Return the SHA-256 of all that a file says."""
+    digest = hashlib.sha256(told.encode())
+    for name in sorted(tensors):
+        array = tensors[name].contiguous().numpy()
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.tobytes())
+    return digest.hexdigest()
 
 
 def _packed(model: Machinery) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -165,7 +178,7 @@ def _unpacked(
         index=model.index,
         trust_neighbours=model.trust_neighbours,
         weights=arrays.get("bank.weights"),
-        index_settings=facts.get("index_settings"),  # older files have none
+        index_settings=facts["index_settings"],
     )
     learned = _unpacked_learned(tensors, arrays, facts)
     model._ledger = Ledger(arrays["ledger.entries"], arrays["ledger.weights"], facts["kinds"])
