@@ -93,64 +93,73 @@ def evidence_of(found: Neighbours) -> Evidence:
     """
     facts = found.view.facts
     distances = euclidean_distances(found.scores.clamp(max=1))  # (B, K)
-    relative = (distances / facts.distance).clamp(max=4)
-    nearest, farthest = relative[:, :1], relative[:, -1:]
-    k, n_classes = found.k, found.n_classes
-    counted = found.row_weights.to(distances)
-    shares = distances.new_zeros(len(distances), n_classes)
-    shares = shares.scatter_add(1, found.labels, counted) / counted.sum(dim=1, keepdim=True)
-    around = found.histograms.mean(dim=1)  # (B, C)
-    prototypes = (facts.prototype_scale * found.prototype_cosines).masked_fill(
-        ~found.view.is_present, -1e4
-    ).log_softmax(dim=1)  # fmt: skip
+    cosines = facts.prototype_scale * found.prototype_cosines
+    prototypes = cosines.masked_fill(~found.view.is_present, -1e4).log_softmax(dim=1)
     prototypes = prototypes.clamp(min=LOG_TINY)
     expert = _expert_of(found, facts).clamp(min=LOG_TINY)
-    told, known = prototypes.exp(), expert.exp()
-
-    def own(per_class: Tensor) -> Tensor:
-        return per_class.gather(1, found.labels)
-
-    ranks = torch.arange(k, device=distances.device).to(distances) / k
-    neighbour = torch.stack(
-        [
-            relative,
-            ((distances - distances[:, :1]) / facts.spread).clamp(max=4),
-            relative / farthest.clamp(min=TINY),
-            ranks.expand_as(relative),
-            found.trust,
-            own(shares),
-            own(around),
-            own(told),
-            own(known),
-            facts.shares[found.labels],
-        ],
-        dim=-1,
+    counted = found.row_weights.to(distances)
+    shares = distances.new_zeros(len(distances), found.n_classes)
+    shares = shares.scatter_add(1, found.labels, counted) / counted.sum(dim=1, keepdim=True)
+    opinions = (shares, found.histograms.mean(dim=1), prototypes.exp(), expert.exp())  # (B, C) each
+    return Evidence(
+        neighbour=_neighbour_columns(found, distances, opinions),
+        context=_context_columns(found, distances, opinions),
+        labels=found.labels,
+        histograms=found.histograms,
+        prototypes=prototypes,
+        expert=expert,
+        shares=facts.shares,
+        log_weights=None if found.view.weights is None else found.row_weights.log(),
     )
-    scale = 1 / math.log(n_classes)
-    opinions = (shares, around, told, known)
+
+
+def _relative(distances: Float[Tensor, "B K"], facts: Facts) -> Float[Tensor, "B K"]:
+    return (distances / facts.distance).clamp(max=4)
+
+
+def _neighbour_columns(
+    found: Neighbours, distances: Float[Tensor, "B K"], opinions: tuple[Tensor, ...]
+) -> Float[Tensor, "B K F"]:
+    """Return what is known of each neighbour: how near it is, and what speaks for its label."""
+    facts = found.view.facts
+    relative = _relative(distances, facts)
+    ranks = torch.arange(found.k, device=distances.device).to(distances) / found.k
+    columns = [
+        relative,
+        ((distances - distances[:, :1]) / facts.spread).clamp(max=4),
+        relative / relative[:, -1:].clamp(min=TINY),
+        ranks.expand_as(relative),
+        found.trust,
+        *(opinion.gather(1, found.labels) for opinion in opinions),
+        facts.shares[found.labels],
+    ]
+    return torch.stack(columns, dim=-1)
+
+
+def _context_columns(
+    found: Neighbours, distances: Float[Tensor, "B K"], opinions: tuple[Tensor, ...]
+) -> Float[Tensor, "B G"]:
+    """Return what is known of each query, how far the opinions agree, and the memory's facts."""
+    facts = found.view.facts
+    relative, scale = _relative(distances, facts), 1 / math.log(found.n_classes)
     agree = [
         (first * second).sum(dim=1)
         for place, first in enumerate(opinions)
         for second in opinions[place + 1 :]
     ]
-    query = [
-        nearest.squeeze(1),
+    columns = [
+        relative[:, 0],
         relative.mean(dim=1),
-        farthest.squeeze(1),
+        relative[:, -1],
         found.trust.mean(dim=1),
         found.trust.std(dim=1, correction=0),
         *(each.amax(dim=1) for each in opinions),
         *(scale * torch.special.entr(each).sum(dim=1) for each in opinions),
         *agree,
-        distances.new_full((len(distances),), math.log(k) / 4),
+        distances.new_full((len(distances),), math.log(found.k) / 4),
     ]
     table = facts.columns.to(distances).expand(len(distances), -1)
-    context = torch.cat([torch.stack(query, dim=1), table], dim=1)
-    log_weights = None if found.view.weights is None else found.row_weights.log()
-    return Evidence(
-        neighbour, context, found.labels, found.histograms, prototypes, expert, facts.shares,
-        log_weights,
-    )  # fmt: skip
+    return torch.cat([torch.stack(columns, dim=1), table], dim=1)
 
 
 def _expert_of(found: Neighbours, facts: Facts) -> Float[Tensor, "B C"]:
